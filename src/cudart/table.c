@@ -1,0 +1,66 @@
+#define _GNU_SOURCE
+#include "table.h"
+
+#include <cuda.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+/* One function stands for all that are missing. The callers pass more arguments than it takes, which every ABI that CUDA
+ * supports allows for a caller-cleaned call. */
+static cudaError_t not_supported(void) { return cudaErrorNotSupported; }
+
+static CUresult (*pointer_attribute)(void *, CUpointer_attribute, CUdeviceptr);
+
+static cudaError_t driver_pointer_range(const void *address, void **start, size_t *size) {
+    CUdeviceptr first = 0;
+    size_t bytes = 0;
+    if (pointer_attribute(&first, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, (CUdeviceptr)address) != CUDA_SUCCESS ||
+        pointer_attribute(&bytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE, (CUdeviceptr)address) != CUDA_SUCCESS)
+        return cudaErrorInvalidValue;
+    *start = (void *)first;
+    *size = bytes;
+    return cudaSuccess;
+}
+
+static void *symbol(void *library, const char *name, int *missing) {
+    void *found = dlsym(library, name);
+    if (found) return found;
+    ++*missing;
+    return (void *)not_supported;
+}
+
+int strata_cudart_load(strata_cudart *table, const char *path, int loaded_only, int *version, int *missing,
+                       char *reason, size_t reason_size) {
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL | (loaded_only ? RTLD_NOLOAD : 0));
+    if (!library) {
+        const char *text = dlerror();
+        snprintf(reason, reason_size, "%s", text ? text : "not loaded in this process");
+        return -1;
+    }
+    *missing = 0;
+#define STR2(x) #x
+#define STR(x) STR2(x)
+#define LOAD(f) *(void **)&table->f = symbol(library, STR(f), missing);
+    STRATA_CUDART_FUNCTIONS(LOAD)
+
+    /* dlsym resolves every name in a library of another major, whose functions take other arguments: the version decides. */
+    if (table->cudaRuntimeGetVersion(version) != cudaSuccess) {
+        snprintf(reason, reason_size, "cudaRuntimeGetVersion failed");
+        dlclose(library);
+        return -1;
+    }
+    if (*version / 1000 != CUDART_VERSION / 1000) {
+        snprintf(reason, reason_size, "it is runtime %d.%d, built for %d.x", *version / 1000, *version % 1000 / 10,
+                 CUDART_VERSION / 1000);
+        dlclose(library);
+        return -1;
+    }
+    *(void **)&table->device_properties = symbol(library, "cudaGetDeviceProperties", missing);
+
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    *(void **)&pointer_attribute = driver ? dlsym(driver, "cuPointerGetAttribute") : NULL;
+    table->pointer_range = driver_pointer_range;
+    if (!pointer_attribute) *(void **)&table->pointer_range = (void *)not_supported;
+    return 0;
+}

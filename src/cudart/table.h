@@ -1,0 +1,97 @@
+/* The CUDA runtime as one table of functions, typed by the runtime's own header (13.x).
+ *
+ * Two libraries fill it: libcudart, through dlopen (table.c), and the host runtime (src/host_runtime),
+ * which is the same functions over host memory. Nothing else in this project names a CUDA symbol.
+ */
+#ifndef STRATA_CUDART_TABLE_H
+#define STRATA_CUDART_TABLE_H
+
+#include <cuda_runtime_api.h>
+#include <stddef.h>
+
+#if CUDART_VERSION < 13000
+#error "strata_copy needs the headers of CUDA 13 (nvidia-cuda-runtime and nvidia-cuda-crt, or CUDA_HOME)"
+#endif
+
+/* Every function that has one type in all runtimes that are supported. */
+#define STRATA_CUDART_FUNCTIONS(X) \
+    X(cudaRuntimeGetVersion) \
+    X(cudaDriverGetVersion) \
+    X(cudaGetErrorName) \
+    X(cudaGetErrorString) \
+    X(cudaGetLastError) \
+    X(cudaPeekAtLastError) \
+    X(cudaGetDeviceCount) \
+    X(cudaGetDevice) \
+    X(cudaSetDevice) \
+    X(cudaDeviceGetAttribute) \
+    X(cudaDeviceGetPCIBusId) \
+    X(cudaDeviceSynchronize) \
+    X(cudaMemGetInfo) \
+    X(cudaMalloc) \
+    X(cudaFree) \
+    X(cudaHostAlloc) \
+    X(cudaFreeHost) \
+    X(cudaHostRegister) \
+    X(cudaHostUnregister) \
+    X(cudaHostGetDevicePointer) \
+    X(cudaPointerGetAttributes) \
+    X(cudaMemcpy) \
+    X(cudaMemcpyAsync) \
+    X(cudaMemcpy2DAsync) \
+    X(cudaMemsetAsync) \
+    X(cudaStreamCreateWithFlags) \
+    X(cudaStreamDestroy) \
+    X(cudaStreamQuery) \
+    X(cudaStreamSynchronize) \
+    X(cudaStreamWaitEvent) \
+    X(cudaStreamIsCapturing) \
+    X(cudaStreamBeginCapture) \
+    X(cudaStreamEndCapture) \
+    X(cudaGraphDestroy) \
+    X(cudaThreadExchangeStreamCaptureMode) \
+    X(cudaLaunchHostFunc) \
+    X(cudaEventCreateWithFlags) \
+    X(cudaEventDestroy) \
+    X(cudaEventRecord) \
+    X(cudaEventQuery) \
+    X(cudaEventSynchronize) \
+    X(cudaEventElapsedTime)
+
+/* cudaGetDeviceProperties has another symbol and another struct in runtime 12 than in 13. Only `name`, the first member of
+ * both, is read: the caller gives room for either. */
+#define STRATA_DEVICE_PROPERTIES_BYTES 4096
+typedef cudaError_t (*strata_device_properties_fn)(void *properties, int device);
+
+/* The allocation or registration that holds an address: its first byte and its size. It comes from the driver
+ * (cuPointerGetAttribute, RANGE_START_ADDR and RANGE_SIZE); the runtime has no call for it. */
+typedef cudaError_t (*strata_pointer_range_fn)(const void *address, void **start, size_t *size);
+
+/* A member may have its function's name only where that is looked up outside of the struct. */
+#ifdef __cplusplus
+#define STRATA_FIELD(f) __typeof__(&::f) f;
+#else
+#define STRATA_FIELD(f) __typeof__(&f) f;
+#endif
+
+typedef struct strata_cudart {
+    STRATA_CUDART_FUNCTIONS(STRATA_FIELD)
+#undef STRATA_FIELD
+    strata_device_properties_fn device_properties;
+    strata_pointer_range_fn pointer_range;
+} strata_cudart;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Loads `path` (a file, or a name for the system loader) and fills `table`. With `loaded_only`, a library that this process
+ * has not loaded already is not loaded now. Returns 0, or -1 with the reason in `reason`. A function that the library lacks
+ * becomes an entry that returns cudaErrorNotSupported; `missing` counts them. */
+int strata_cudart_load(strata_cudart *table, const char *path, int loaded_only, int *version, int *missing,
+                       char *reason, size_t reason_size);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,17 @@
+// The functions that fill the table, under the names and with the types of the real ones.
+#pragma once
+
+#include "table.h"
+
+#include <type_traits>
+
+namespace host_runtime::api {
+
+#define STRATA_DECLARE(f) decltype(::f) f;
+STRATA_CUDART_FUNCTIONS(STRATA_DECLARE)
+#undef STRATA_DECLARE
+
+std::remove_pointer_t<strata_device_properties_fn> device_properties;
+std::remove_pointer_t<strata_pointer_range_fn> pointer_range;
+
+}  // namespace host_runtime::api

@@ -1,0 +1,121 @@
+// Copies and fills.
+#include "api.hpp"
+#include "stream_access.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace host_runtime::api {
+
+namespace {
+
+// Finds the range of an operand. Pageable memory is no error here and has none.
+cudaError_t place(State &state, Function self, const void *start, size_t bytes, RangeRef &range) {
+    if (!start || number(start) + bytes < bytes) return cudaErrorInvalidValue;
+    const Placement placement = state.memory.locate(start, bytes);
+    range = placement.range;
+    if (placement.where == Placement::freed)
+        state.record.violation(self, range_text(start, bytes) + " was freed before the call");
+    return placement.where == Placement::inside || placement.where == Placement::pageable ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+bool on_device(const RangeRef &range) { return range && range->kind == RangeKind::device; }
+
+bool fits(cudaMemcpyKind kind, bool from_device, bool to_device) {
+    switch (kind) {
+    case cudaMemcpyHostToHost:
+        return !from_device && !to_device;
+    case cudaMemcpyHostToDevice:
+        return !from_device && to_device;
+    case cudaMemcpyDeviceToHost:
+        return from_device && !to_device;
+    case cudaMemcpyDeviceToDevice:
+        return from_device && to_device;
+    default:
+        return true;
+    }
+}
+
+// Checks a copy that is not empty, and finds its ranges.
+cudaError_t check(State &state, Copy &copy, cudaMemcpyKind kind) {
+    if (kind < cudaMemcpyHostToHost || kind > cudaMemcpyDefault) return cudaErrorInvalidMemcpyDirection;
+    cudaError_t error = place(state, copy.function, copy.target, copy.target_span(), copy.target_range);
+    if (error == cudaSuccess) error = place(state, copy.function, copy.source, copy.source_span(), copy.source_range);
+    if (error != cudaSuccess) return error;
+    if (!fits(kind, on_device(copy.source_range), on_device(copy.target_range))) return cudaErrorInvalidValue;
+    if (copy.overlaps())
+        state.record.violation(copy.function, range_text(copy.target, copy.target_span()) + " overlaps its source " +
+                                                  range_text(copy.source, copy.source_span()));
+    return cudaSuccess;
+}
+
+// Only these return before the bytes have landed: copies between devices, and between a device and pinned memory.
+bool asynchronous(const Copy &copy) {
+    return copy.source_range && copy.target_range && (on_device(copy.source_range) || on_device(copy.target_range));
+}
+
+// A copy that holds its caller does so in its stream's order, and reads its source as late as the others.
+cudaError_t copy_async(Copy copy, cudaMemcpyKind kind, cudaStream_t handle) {
+    return Runtime::instance().call(copy.function, kNeedsContext, [&](State &state, ThreadState &, Lock &lock) {
+        const StreamRef stream = find_stream(state, copy.function, handle);
+        if (!stream) return cudaErrorInvalidResourceHandle;
+        if (copy.width > copy.target_pitch || copy.width > copy.source_pitch) return cudaErrorInvalidPitchValue;
+        const size_t pitch = std::max(copy.target_pitch, copy.source_pitch);
+        if (copy.function == Function::cudaMemcpy2DAsync && pitch > kMaxPitch) return cudaErrorInvalidPitchValue;
+        if (copy.width == 0 || copy.rows == 0) return cudaSuccess;
+        if (copy.rows > std::numeric_limits<size_t>::max() / pitch) return cudaErrorInvalidValue;
+        cudaError_t error = check(state, copy, kind);
+        if (error != cudaSuccess) return error;
+        const bool holds_caller = !asynchronous(copy);
+        Point end;
+        error = submit(state, lock, copy.function, stream, copy, &end);
+        return error == cudaSuccess && holds_caller && end.stream ? state.engine.wait(lock, copy.function, end) : error;
+    });
+}
+
+Copy one_row(Function function, void *target, const void *source, size_t bytes) {
+    return {function, static_cast<char *>(target), bytes, static_cast<const char *>(source), bytes, bytes, 1, nullptr, nullptr};
+}
+
+}  // namespace
+
+cudaError_t cudaMemcpy(void *target, const void *source, size_t bytes, cudaMemcpyKind kind) {
+    constexpr Function self = Function::cudaMemcpy;
+    return Runtime::instance().call(self, kUnsafeInCapture, [&](State &state, ThreadState &thread, Lock &lock) {
+        if (bytes == 0) return cudaSuccess;
+        Copy copy = one_row(self, target, source, bytes);
+        cudaError_t error = check(state, copy, kind);
+        if (error != cudaSuccess) return error;
+        Point end;
+        const StreamRef queue = state.engine.blocking_queue(lock, thread.device);
+        error = state.engine.submit(lock, self, queue, std::move(copy), &end);
+        return error == cudaSuccess ? state.engine.wait(lock, self, end) : error;
+    });
+}
+
+cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+    return copy_async(one_row(Function::cudaMemcpyAsync, target, source, bytes), kind, stream);
+}
+
+cudaError_t cudaMemcpy2DAsync(void *target, size_t target_pitch, const void *source, size_t source_pitch, size_t width,
+                              size_t rows, cudaMemcpyKind kind, cudaStream_t stream) {
+    return copy_async({Function::cudaMemcpy2DAsync, static_cast<char *>(target), target_pitch,
+                       static_cast<const char *>(source), source_pitch, width, rows, nullptr, nullptr},
+                      kind, stream);
+}
+
+cudaError_t cudaMemsetAsync(void *target, int value, size_t bytes, cudaStream_t handle) {
+    constexpr Function self = Function::cudaMemsetAsync;
+    return Runtime::instance().call(self, kNeedsContext, [&](State &state, ThreadState &, Lock &lock) {
+        const StreamRef stream = find_stream(state, self, handle);
+        if (!stream) return cudaErrorInvalidResourceHandle;
+        if (bytes == 0) return cudaSuccess;
+        Fill fill{static_cast<char *>(target), value, bytes, nullptr};
+        const cudaError_t error = place(state, self, target, bytes, fill.range);
+        if (error != cudaSuccess) return error;
+        if (!fill.range) return cudaErrorInvalidValue;  // a GPU has no access to pageable memory
+        return submit(state, lock, self, stream, std::move(fill));
+    });
+}
+
+}  // namespace host_runtime::api

@@ -1,0 +1,44 @@
+// What tests do to the host runtime and ask of it. None of this has a counterpart in CUDA.
+#pragma once
+
+#include "record.hpp"
+#include "runtime.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace host_runtime {
+
+// Objects that the callers have made and not yet destroyed.
+struct Live {
+    size_t streams, events, registrations, allocations, host_allocations;
+};
+
+// Drops everything, which takes until the operations that are running have ended, and starts anew.
+void configure(const Config &config);
+
+size_t function_count();
+const char *function_name(size_t index);
+uint64_t function_calls(size_t index);
+
+// The n-th call from now of a function returns `code` and does nothing else; with `forever`, the later ones too.
+// False if there is no such function.
+bool fail(const std::string &function, uint64_t nth, int code, bool forever);
+// The n-th copy executed from now gets one wrong byte.
+void corrupt(uint64_t nth);
+// Disarms both kinds and returns how many have fired since it was last asked.
+uint64_t clear_faults();
+
+Live live();
+std::vector<ExecutedCopy> copy_log();
+std::vector<std::string> violations();
+size_t pending();
+bool scheduled();
+// Executes up to `n` ready operations in scheduled mode; returns how many it found.
+size_t step(size_t n);
+// Lets the worker threads empty their queues, for as long as they make progress.
+void drain();
+
+}  // namespace host_runtime

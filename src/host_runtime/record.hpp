@@ -1,0 +1,42 @@
+// What happened: calls, executed copies, violations. The caller holds the runtime's lock.
+#pragma once
+
+#include "functions.hpp"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+namespace host_runtime {
+
+struct ExecutedCopy {
+    const char *function;
+    uint64_t stream;  // 0 for the blocking cudaMemcpy
+    size_t bytes;
+};
+
+class Record {
+public:
+    uint64_t count(Function function) { return ++calls_[static_cast<size_t>(function)]; }
+    uint64_t calls(Function function) const { return calls_[static_cast<size_t>(function)]; }
+
+    void executed(Function function, uint64_t stream, size_t bytes);
+    const std::deque<ExecutedCopy> &copies() const { return copies_; }
+
+    // Something that a real runtime would let pass, or would report only sometimes.
+    void violation(Function function, const std::string &what);
+    const std::vector<std::string> &violations() const { return violations_; }
+
+private:
+    std::array<uint64_t, kFunctions> calls_{};
+    std::deque<ExecutedCopy> copies_;
+    std::vector<std::string> violations_;
+};
+
+// "[0x7f0000001000, +4096)"
+std::string range_text(const void *start, size_t bytes);
+
+}  // namespace host_runtime

@@ -1,0 +1,55 @@
+#include "runtime.hpp"
+
+namespace host_runtime {
+
+Runtime &Runtime::instance() {
+    static Runtime *const runtime = new Runtime;
+    return *runtime;
+}
+
+void Runtime::configure(const Config &config) {
+    const std::lock_guard one_at_a_time(configuring_);
+    Lock lock(mutex);
+    const uint64_t number = state->number + 1;
+    state->engine.stop(lock);
+    state = std::make_unique<State>(config, number);
+}
+
+cudaError_t Runtime::last_error(Function function, bool clear) {
+    const Lock lock(mutex);
+    ThreadState &thread = enter();
+    cudaError_t code = admit(function, kNeedsContext, thread);
+    if (code != cudaSuccess) return code;
+    code = thread.last_error;
+    if (clear) thread.last_error = cudaSuccess;
+    return code;
+}
+
+Runtime::Runtime() : state(std::make_unique<State>(Config{}, 1)) {}
+
+ThreadState &Runtime::enter() {
+    ThreadState &thread = this_thread();
+    if (thread.configuration != state->number) {
+        const bool in_host_function = thread.in_host_function;
+        thread = ThreadState{};
+        thread.configuration = state->number;
+        thread.in_host_function = in_host_function;
+    }
+    return thread;
+}
+
+cudaError_t Runtime::admit(Function function, unsigned traits, const ThreadState &thread) {
+    const uint64_t calls = state->record.count(function);
+    if (state->engine.stopped()) return cudaErrorCudartUnloading;
+    if (thread.in_host_function) {
+        state->record.violation(function, "called inside a host function");
+        return cudaErrorNotPermitted;
+    }
+    if (const cudaError_t fault = state->faults.next(function, calls); fault != cudaSuccess) return fault;
+    if (traits & kNeedsContext && state->faults.dead() != cudaSuccess) return state->faults.dead();
+    if ((traits & kUnsafeInCapture) == kUnsafeInCapture && state->captures.forbid(thread.capture_mode))
+        return cudaErrorStreamCaptureUnsupported;
+    return cudaSuccess;
+}
+
+}  // namespace host_runtime

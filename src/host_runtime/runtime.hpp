@@ -1,0 +1,105 @@
+// The one runtime of the process: its parts, its lock, and what every call has in common.
+#pragma once
+
+#include "capture.hpp"
+#include "engine.hpp"
+#include "faults.hpp"
+#include "functions.hpp"
+#include "memory.hpp"
+#include "operations.hpp"
+#include "record.hpp"
+#include "thread_state.hpp"
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <unordered_map>
+
+namespace host_runtime {
+
+struct Config {
+    int devices = 1;
+    std::optional<uint64_t> seed{};                // scheduled mode
+    size_t memory = size_t{64} << 30;              // of each device
+    size_t pinned = std::numeric_limits<size_t>::max();  // allocated and registered together
+};
+
+// All that one configuration holds. Used with the runtime's lock held.
+struct State {
+    State(const Config &config, uint64_t number)
+        : number(number), devices(config.devices), memory(config.devices, config.memory, config.pinned),
+          engine(record, faults, config.devices, config.seed) {}
+
+    const uint64_t number;
+    const int devices;
+    Record record;
+    Faults faults;
+    Memory memory;
+    Captures captures;
+    std::unordered_map<uint64_t, EventRef> events;
+    Engine engine;
+};
+
+constexpr size_t kMaxPitch = 0x7fffffff;
+
+enum Traits : unsigned {
+    kPlain = 0,
+    kNeedsContext = 1,         // fails when a sticky error has killed the context
+    kUnsafeInCapture = 2 | 1,  // besides, fails and spoils a capture whose mode forbids it
+};
+
+class Runtime {
+public:
+    // Never destroyed: worker threads may outlive the static objects of a process that exits.
+    static Runtime &instance();
+
+    void configure(const Config &config);
+
+    // The frame of every function of the table: counts the call, lets a fault take its place, and keeps the thread's last
+    // error. `body` gets the state, the thread and the lock, and returns the code.
+    template <class Body>
+    cudaError_t call(Function function, unsigned traits, Body body) {
+        Lock lock(mutex);
+        ThreadState &thread = enter();
+        cudaError_t code = admit(function, traits, thread);
+        if (code == cudaSuccess) {
+            try {
+                code = body(*state, thread, lock);
+            } catch (const std::bad_alloc &) {
+                code = cudaErrorMemoryAllocation;
+            } catch (const std::system_error &) {
+                code = cudaErrorOperatingSystem;
+            }
+        }
+        if (code != cudaSuccess && code != cudaErrorNotReady) thread.last_error = code;
+        return code;
+    }
+    // The same for the calls that are about the last error and so must not change it.
+    cudaError_t last_error(Function function, bool clear);
+
+    // Handles are numbers that are never used twice, in the life of the process: use after destruction is always found.
+    uint64_t new_handle() { return next_handle_++; }
+
+    std::mutex mutex;
+    std::unique_ptr<State> state;
+
+private:
+    Runtime();
+    ThreadState &enter();
+    cudaError_t admit(Function function, unsigned traits, const ThreadState &thread);
+
+    std::mutex configuring_;
+    uint64_t next_handle_ = 0x10000;  // far from the handles 0, 1 and 2 of the legacy and per-thread streams
+};
+
+template <class Handle>
+uint64_t number(Handle handle) {
+    return reinterpret_cast<uintptr_t>(handle);
+}
+
+}  // namespace host_runtime

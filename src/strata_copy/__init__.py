@@ -1,0 +1,46 @@
+"""strata_copy moves a conversation's state between sessions, batch slots and pinned memory at the speed of the hardware.
+
+Copier, State, Plan and Ticket are the way of a copy; Layout, Part, Growth, Patch and Place say what moves and where it is.
+"""
+
+from importlib.resources import files
+from pathlib import Path
+
+from strata_copy._core import CALLER_SYNCED, Copier, Plan, Progress, State, Ticket
+from strata_copy.cudart import RuntimeUnavailable
+from strata_copy.errors import Cancelled, CopyError, Failed, Poisoned, Refused
+from strata_copy.layout import Layout
+from strata_copy.parts import Growth, Part, Patch
+from strata_copy.places import Event, Place, Stream
+
+__all__ = [
+    "CALLER_SYNCED",
+    "Cancelled",
+    "CopyError",
+    "Copier",
+    "Event",
+    "Failed",
+    "Growth",
+    "Layout",
+    "Part",
+    "Patch",
+    "Place",
+    "Plan",
+    "Poisoned",
+    "Progress",
+    "Refused",
+    "RuntimeUnavailable",
+    "State",
+    "Stream",
+    "Ticket",
+    "get_include",
+]
+
+
+def get_include() -> str:
+    """The folder with strata_copy.h, for include_dirs of a module that cimports strata_copy or includes the header."""
+    package = Path(str(files("strata_copy")))
+    for folder in (package / "include", package.parents[1] / "include"):
+        if (folder / "strata_copy.h").is_file():
+            return str(folder)
+    raise FileNotFoundError(f"strata_copy.h is missing from the installation in {package}")

@@ -1,0 +1,129 @@
+"""The CUDA runtime: its table of functions, which errors end a device, and the guard every entry of this library runs under.
+
+The table is filled once, by `open_runtime`, and never changes: `rt` may be read without a lock. Calls are written with CUDA's own
+names, `rt.cudaMemcpyAsync(...)`; their contracts are in the CUDA Runtime API manual.
+"""
+
+from libc.stdint cimport int32_t, int64_t
+
+from strata_copy.abi cimport Error
+
+
+cdef extern from "table.h" nogil:
+    ctypedef int cudaError_t
+    ctypedef void *cudaStream_t
+    ctypedef void *cudaEvent_t
+    ctypedef void *cudaGraph_t
+    ctypedef int cudaMemcpyKind "enum cudaMemcpyKind"
+    ctypedef int cudaDeviceAttr "enum cudaDeviceAttr"
+    ctypedef int cudaStreamCaptureStatus "enum cudaStreamCaptureStatus"
+    ctypedef int cudaStreamCaptureMode "enum cudaStreamCaptureMode"
+
+    ctypedef struct cudaPointerAttributes "struct cudaPointerAttributes":
+        int type, device
+        void *devicePointer
+        void *hostPointer
+
+    enum:
+        CUDART_VERSION
+        STRATA_DEVICE_PROPERTIES_BYTES
+        cudaSuccess
+        cudaErrorInvalidValue
+        cudaErrorMemoryAllocation
+        cudaErrorNotReady
+        cudaErrorNotSupported
+        cudaErrorCapturedEvent
+        cudaErrorStreamCaptureImplicit
+        cudaErrorHostMemoryAlreadyRegistered
+        cudaMemcpyDefault
+        cudaMemcpyDeviceToHost
+        cudaHostAllocPortable
+        cudaHostAllocMapped
+        cudaHostRegisterPortable
+        cudaHostRegisterMapped
+        cudaStreamNonBlocking
+        cudaEventDisableTiming
+        cudaEventBlockingSync
+        cudaEventDefault
+        cudaMemoryTypeUnregistered
+        cudaMemoryTypeHost
+        cudaMemoryTypeDevice
+        cudaStreamCaptureModeRelaxed
+        cudaStreamCaptureStatusNone
+        cudaDevAttrMaxPitch
+
+    ctypedef struct strata_cudart:
+        cudaError_t (*cudaRuntimeGetVersion)(int *) noexcept nogil
+        cudaError_t (*cudaDriverGetVersion)(int *) noexcept nogil
+        const char *(*cudaGetErrorName)(cudaError_t) noexcept nogil
+        const char *(*cudaGetErrorString)(cudaError_t) noexcept nogil
+        cudaError_t (*cudaGetLastError)() noexcept nogil
+        cudaError_t (*cudaPeekAtLastError)() noexcept nogil
+        cudaError_t (*cudaGetDeviceCount)(int *) noexcept nogil
+        cudaError_t (*cudaGetDevice)(int *) noexcept nogil
+        cudaError_t (*cudaSetDevice)(int) noexcept nogil
+        cudaError_t (*cudaDeviceGetAttribute)(int *, cudaDeviceAttr, int) noexcept nogil
+        cudaError_t (*cudaDeviceGetPCIBusId)(char *, int, int) noexcept nogil
+        cudaError_t (*cudaDeviceSynchronize)() noexcept nogil
+        cudaError_t (*cudaMemGetInfo)(size_t *, size_t *) noexcept nogil
+        cudaError_t (*cudaMalloc)(void **, size_t) noexcept nogil
+        cudaError_t (*cudaFree)(void *) noexcept nogil
+        cudaError_t (*cudaHostAlloc)(void **, size_t, unsigned int) noexcept nogil
+        cudaError_t (*cudaFreeHost)(void *) noexcept nogil
+        cudaError_t (*cudaHostRegister)(void *, size_t, unsigned int) noexcept nogil
+        cudaError_t (*cudaHostUnregister)(void *) noexcept nogil
+        cudaError_t (*cudaHostGetDevicePointer)(void **, void *, unsigned int) noexcept nogil
+        cudaError_t (*cudaPointerGetAttributes)(cudaPointerAttributes *, const void *) noexcept nogil
+        cudaError_t (*cudaMemcpy)(void *, const void *, size_t, cudaMemcpyKind) noexcept nogil
+        cudaError_t (*cudaMemcpyAsync)(void *, const void *, size_t, cudaMemcpyKind, cudaStream_t) noexcept nogil
+        cudaError_t (*cudaMemcpy2DAsync)(void *, size_t, const void *, size_t, size_t, size_t, cudaMemcpyKind,
+                                         cudaStream_t) noexcept nogil
+        cudaError_t (*cudaMemsetAsync)(void *, int, size_t, cudaStream_t) noexcept nogil
+        cudaError_t (*cudaStreamCreateWithFlags)(cudaStream_t *, unsigned int) noexcept nogil
+        cudaError_t (*cudaStreamDestroy)(cudaStream_t) noexcept nogil
+        cudaError_t (*cudaStreamQuery)(cudaStream_t) noexcept nogil
+        cudaError_t (*cudaStreamSynchronize)(cudaStream_t) noexcept nogil
+        cudaError_t (*cudaStreamWaitEvent)(cudaStream_t, cudaEvent_t, unsigned int) noexcept nogil
+        cudaError_t (*cudaStreamIsCapturing)(cudaStream_t, cudaStreamCaptureStatus *) noexcept nogil
+        cudaError_t (*cudaStreamBeginCapture)(cudaStream_t, cudaStreamCaptureMode) noexcept nogil
+        cudaError_t (*cudaStreamEndCapture)(cudaStream_t, cudaGraph_t *) noexcept nogil
+        cudaError_t (*cudaGraphDestroy)(cudaGraph_t) noexcept nogil
+        cudaError_t (*cudaThreadExchangeStreamCaptureMode)(cudaStreamCaptureMode *) noexcept nogil
+        cudaError_t (*cudaLaunchHostFunc)(cudaStream_t, void (*)(void *) noexcept nogil, void *) noexcept nogil
+        cudaError_t (*cudaEventCreateWithFlags)(cudaEvent_t *, unsigned int) noexcept nogil
+        cudaError_t (*cudaEventDestroy)(cudaEvent_t) noexcept nogil
+        cudaError_t (*cudaEventRecord)(cudaEvent_t, cudaStream_t) noexcept nogil
+        cudaError_t (*cudaEventQuery)(cudaEvent_t) noexcept nogil
+        cudaError_t (*cudaEventSynchronize)(cudaEvent_t) noexcept nogil
+        cudaError_t (*cudaEventElapsedTime)(float *, cudaEvent_t, cudaEvent_t) noexcept nogil
+        cudaError_t (*device_properties)(void *, int) noexcept nogil
+        cudaError_t (*pointer_range)(const void *, void **, size_t *) noexcept nogil
+
+    int strata_cudart_load(strata_cudart *, const char *path, int loaded_only, int *version, int *missing, char *reason,
+                           size_t reason_size)
+
+
+cdef extern from "outcome.h" nogil:
+    void clear "strata_error_clear"(Error *)
+    int outcome "strata_outcome"(Error *, int status, int reason, const char *format, ...)
+
+
+# The open runtime, or NULL before `open_runtime`.
+cdef const strata_cudart *rt
+
+# What an entry of this library found on its thread and puts back. It never changes the current device: no call that is made
+# after the copier is open depends on it, and setting another would make a context there (CUDA Runtime API, cudaSetDevice).
+cdef struct Guard:
+    int mode            # capture mode at entry
+    int pending         # CUDA error that other code had left on this thread
+
+
+cdef int guard_enter(Guard *guard, Error *error) noexcept nogil
+cdef int guard_leave(Guard *guard, int status, Error *error) noexcept nogil
+
+cdef bint is_sticky(int code) noexcept nogil
+# Writes a failed CUDA call into `error`: POISONED where the code ends the device, else `status`, which it returns.
+cdef int cuda_failed(int status, int code, const char *call, int device, const Guard *guard, Error *error) noexcept nogil
+
+cpdef str open_runtime(object kind=*)
+cdef int require_runtime() except -1

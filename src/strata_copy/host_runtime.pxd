@@ -1,0 +1,10 @@
+"""The CUDA runtime over host memory, as a table of functions."""
+
+
+cdef extern from "table.h" nogil:
+    ctypedef struct strata_cudart:
+        pass
+
+
+# Complete, and valid as long as the process lives.
+cdef const strata_cudart *table() noexcept nogil

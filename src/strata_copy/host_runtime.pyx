@@ -1,0 +1,158 @@
+"""The CUDA runtime over host memory, for tests and demos without a GPU: how it is set up, and what it has seen.
+
+It does what CUDA allows at its latest: no byte moves inside the call that asks for it, and a copy reads its source when it is
+executed. It checks what CUDA leaves undefined and keeps what it finds as violations. New and freed memory holds a pattern in its
+first 64 KiB; a use after free is found for the latest 1024 ranges.
+
+There is one runtime in a process. It begins as `configure()` makes it, and belongs to all threads.
+"""
+
+import atexit
+
+from libc.stdint cimport uint64_t
+from libcpp cimport bool as cbool
+from libcpp.optional cimport optional
+from libcpp.string cimport string
+from libcpp.vector cimport vector
+
+
+cdef extern from "host_runtime.h" nogil:
+    const strata_cudart *host_runtime_table()
+
+
+cdef extern from "control.hpp" namespace "host_runtime" nogil:
+    cdef cppclass Config:
+        int devices
+        optional[uint64_t] seed
+        size_t memory
+        size_t pinned
+
+    cdef cppclass Live:
+        size_t streams, events, registrations, allocations, host_allocations
+
+    cdef cppclass ExecutedCopy:
+        const char *function
+        uint64_t stream
+        size_t bytes
+
+    void c_configure "host_runtime::configure"(const Config &) except +
+    size_t function_count()
+    const char *function_name(size_t)
+    uint64_t function_calls(size_t)
+    cbool c_fail "host_runtime::fail"(const string &, uint64_t, int, cbool) except +
+    void c_corrupt "host_runtime::corrupt"(uint64_t)
+    uint64_t c_clear_faults "host_runtime::clear_faults"()
+    Live c_live "host_runtime::live"()
+    vector[ExecutedCopy] copy_log() except +
+    vector[string] c_violations "host_runtime::violations"() except +
+    size_t c_pending "host_runtime::pending"()
+    cbool scheduled()
+    size_t c_step "host_runtime::step"(size_t) except +
+    void drain()
+
+
+cdef const strata_cudart *table() noexcept nogil:
+    return host_runtime_table()
+
+
+def configure(devices=1, seed=None, memory=None, pinned=None):
+    """Drops all streams, events, memory, faults and records, and starts anew.
+
+    Operations that are running end first; threads that wait inside a call return with cudaErrorCudartUnloading.
+
+    devices: how many.
+    seed: None gives every stream a worker thread. An int means scheduled mode: nothing runs until a call has to wait, which then
+        executes ready operations of any stream in an order that the seed decides.
+    memory: bytes of each device; None means 64 GiB. What is not touched costs nothing.
+    pinned: bytes that may be allocated as pinned memory or registered, together; None means no limit.
+    """
+    cdef Config config
+    if devices < 1:
+        raise ValueError(f"devices is {devices}, at least 1 is needed")
+    config.devices = devices
+    if seed is not None:
+        config.seed = <uint64_t>seed
+    if memory is not None:
+        config.memory = memory
+    if pinned is not None:
+        config.pinned = pinned
+    with nogil:
+        c_configure(config)
+
+
+def calls():
+    """How often each function of the table was called since `configure`: a dict from name to count."""
+    return {function_name(i).decode(): function_calls(i) for i in range(function_count())}
+
+
+def log():
+    """The latest 65536 copies in the order in which they were executed: tuples of function, stream (0 for cudaMemcpy), bytes."""
+    return [(copy.function.decode(), copy.stream, copy.bytes) for copy in copy_log()]
+
+
+def live():
+    """What has been made and not yet destroyed: counts of streams, events, registrations, allocations, host_allocations."""
+    cdef Live counts = c_live()
+    return {
+        "streams": counts.streams,
+        "events": counts.events,
+        "registrations": counts.registrations,
+        "allocations": counts.allocations,
+        "host_allocations": counts.host_allocations,
+    }
+
+
+def fail(str function, nth, int code, bint forever=False):
+    """The nth call of `function` from now (1 is the next) returns `code` and does nothing else; with `forever` all later ones do too.
+
+    A code that ends a context (700, 719 and their like) does so here: nothing is executed any more and calls return that code
+    until `configure`.
+    """
+    if nth < 1:
+        raise ValueError(f"nth is {nth}, but the next call is number 1")
+    if code == 0:
+        raise ValueError("code 0 is success")
+    if not c_fail(function.encode(), nth, code, forever):
+        raise ValueError(f"no function of the table is called {function!r}")
+
+
+def corrupt(nth):
+    """The nth copy executed from now (1 is the next) gets one wrong byte in its target."""
+    if nth < 1:
+        raise ValueError(f"nth is {nth}, but the next copy is number 1")
+    c_corrupt(nth)
+
+
+def clear_faults():
+    """Disarms `fail` and `corrupt` and returns how many faults have fired since the last `clear_faults` or `configure`.
+
+    A context that a fault has ended stays so.
+    """
+    return c_clear_faults()
+
+
+def violations():
+    """The contract violations since `configure`, the first 1000: what a real runtime would not report, or not reliably."""
+    return [text.decode() for text in c_violations()]
+
+
+def pending():
+    """How many operations are queued and not executed, over all streams."""
+    return c_pending()
+
+
+def step(n=1):
+    """Scheduled mode: executes up to n ready operations, chosen at random, and returns how many."""
+    cdef size_t wanted = n, done
+    if not scheduled():
+        raise RuntimeError("step needs scheduled mode: configure(seed=...)")
+    with nogil:
+        done = c_step(wanted)
+    return done
+
+
+@atexit.register
+def _drain():
+    """Worker threads do not survive the interpreter's memory: they finish first, unless something holds them up for a second."""
+    with nogil:
+        drain()

@@ -1,0 +1,379 @@
+"""Lanes, and the copier that owns them. Declared, with who owns what, in lanes.pxd."""
+
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdlib cimport calloc, free, realloc
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+from strata_copy.abi cimport FAILED, OK, POISONED, REASON_MEMORY, REFUSED, Error
+from strata_copy.atomics cimport load_i32, store_i32
+from strata_copy.cudart cimport (
+    Guard, clear, cudaDevAttrMaxPitch, cudaEventBlockingSync, cudaEventDisableTiming, cudaEvent_t, cudaHostAllocPortable,
+    cudaMemcpyDefault, cudaStreamNonBlocking, cudaStream_t, cuda_failed, guard_enter, guard_leave, is_sticky, outcome, rt,
+)
+from strata_copy.plan cimport Extent, Units
+
+
+cdef extern from "pthread.h" nogil:
+    int pthread_atfork(void (*)() noexcept, void (*)() noexcept, void (*)() noexcept)
+
+cdef CopierData *open_copier = NULL
+cdef uint64_t copiers = 0
+cdef bint watching_forks = False
+
+
+cdef CopierData *the_copier() noexcept nogil:
+    return open_copier
+
+
+cdef int32_t device_index(const CopierData *copier, int32_t device) noexcept nogil:
+    cdef int32_t d
+    for d in range(copier.n_devices):
+        if copier.devices[d].device == device:
+            return d
+    return -1
+
+
+cdef int lane_copy(const CopierData *copier, DeviceLanes *device, Lane *lane, const Extent *extent, const Guard *guard,
+                   Error *error) noexcept nogil:
+    cdef Extent piece = extent[0]
+    cdef int64_t row_bytes, left = extent.width, rows_left = extent.rows
+    cdef int status
+    lane.queued += extent.width * extent.rows
+    if extent.rows > 1 and extent.source_pitch <= device.max_pitch and extent.target_pitch <= device.max_pitch:
+        while rows_left > 0:
+            piece.rows = min(rows_left, rows_in(copier, lane, extent.width))
+            status = copy_piece(copier, device, lane, &piece, guard, error)
+            if status != OK:
+                return status
+            piece.source += piece.rows * extent.source_pitch
+            piece.target += piece.rows * extent.target_pitch
+            rows_left -= piece.rows
+        return OK
+    piece.rows = 1
+    while rows_left > 0:        # row by row: one row, or pitches that one CUDA call cannot express
+        left = extent.width
+        while left > 0:
+            piece.width = min(left, bytes_in(copier, lane))
+            status = copy_piece(copier, device, lane, &piece, guard, error)
+            if status != OK:
+                return status
+            piece.source += piece.width
+            piece.target += piece.width
+            left -= piece.width
+        rows_left -= 1
+        piece.source += extent.source_pitch - extent.width
+        piece.target += extent.target_pitch - extent.width
+    return OK
+
+
+cdef inline int64_t bytes_in(const CopierData *copier, const Lane *lane) noexcept nogil:
+    """Bytes that the lane takes before it changes streams."""
+    cdef int64_t left = copier.chunk - lane.in_chunk
+    if not lane.paired:
+        return 1 << 62
+    return left if left > 0 else copier.chunk
+
+
+cdef inline int64_t rows_in(const CopierData *copier, const Lane *lane, int64_t width) noexcept nogil:
+    cdef int64_t rows = bytes_in(copier, lane) // width
+    return rows if rows > 0 else 1
+
+
+cdef int copy_piece(const CopierData *copier, DeviceLanes *device, Lane *lane, const Extent *piece, const Guard *guard,
+                    Error *error) noexcept nogil:
+    cdef int code
+    if lane.paired:
+        if lane.in_chunk >= copier.chunk:
+            code = change_streams(device, lane, guard, error)
+            if code != OK:
+                return code
+        lane.in_chunk += piece.width * piece.rows
+    if piece.rows == 1:
+        code = rt.cudaMemcpyAsync(piece.target, piece.source, piece.width, cudaMemcpyDefault, lane_stream(lane))
+        if code != 0:
+            return cuda_failed(FAILED, code, "cudaMemcpyAsync", device.device, guard, error)
+        return OK
+    code = rt.cudaMemcpy2DAsync(piece.target, piece.target_pitch, piece.source, piece.source_pitch, piece.width, piece.rows,
+                                cudaMemcpyDefault, lane_stream(lane))
+    if code != 0:
+        return cuda_failed(FAILED, code, "cudaMemcpy2DAsync", device.device, guard, error)
+    return OK
+
+
+cdef int change_streams(DeviceLanes *device, Lane *lane, const Guard *guard, Error *error) noexcept nogil:
+    """The other stream goes on, behind what this one has queued."""
+    cdef cudaEvent_t behind = lane.chain[lane.turn]
+    cdef int code = rt.cudaEventRecord(behind, lane.streams[lane.turn])
+    if code != 0:
+        return cuda_failed(FAILED, code, "cudaEventRecord", device.device, guard, error)
+    code = rt.cudaStreamWaitEvent(lane.streams[lane.turn ^ 1], behind, 0)
+    if code != 0:
+        return cuda_failed(FAILED, code, "cudaStreamWaitEvent", device.device, guard, error)
+    lane.turn ^= 1
+    lane.in_chunk = 0
+    return OK
+
+
+cdef int device_drain(DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
+    """Synchronizes every stream of the device: nothing of ours may run when a failure is told. A stream that cannot be waited for
+    may still write, so the device counts as poisoned then."""
+    cdef int l, s, code
+    for l in range(LANES):
+        for s in range(2 if device.lanes[l].paired else 1):
+            if drain_stream(device, device.lanes[l].streams[s], guard, error) != OK:
+                return POISONED
+    return drain_stream(device, device.finish, guard, error)
+
+
+cdef int drain_stream(DeviceLanes *device, cudaStream_t stream, const Guard *guard, Error *error) noexcept nogil:
+    cdef int code
+    if stream == NULL:          # of a copier that could not be opened whole
+        return OK
+    code = rt.cudaStreamSynchronize(stream)
+    if code != 0:
+        return poison(device, code, "cudaStreamSynchronize", guard, error)
+    return OK
+
+
+cdef int poison(DeviceLanes *device, int code, const char *call, const Guard *guard, Error *error) noexcept nogil:
+    store_i32(&device.poisoned, code)
+    return cuda_failed(POISONED, code, call, device.device, guard, error)
+
+
+cdef CopierData *copier_open(const int32_t *devices, int32_t n_devices, int32_t n_slots, int32_t layer_events, int64_t chunk,
+                             int64_t patience, Error *error) noexcept nogil:
+    global open_copier, copiers
+    cdef CopierData *copier = <CopierData *>calloc(1, sizeof(CopierData))
+    cdef Guard guard
+    cdef Error closing
+    cdef int32_t d
+    cdef int status
+    if copier == NULL:
+        outcome(error, REFUSED, REASON_MEMORY, "no host memory for a copier")
+        return NULL
+    watch_forks()
+    copiers += 1
+    copier.number = copiers
+    copier.n_devices, copier.n_slots, copier.layer_events = n_devices, n_slots, layer_events
+    copier.chunk, copier.patience = chunk, patience
+    pthread_mutex_init(&copier.lock, NULL)
+    status = guard_enter(&guard, error)
+    if status == OK:
+        status = make_tables(copier, error)
+        if status == OK:
+            status = make_words(copier, &guard, error)
+        for d in range(n_devices):
+            if status == OK:
+                copier.devices[d].device = devices[d]
+                status = make_device(copier, d, &guard, error)
+        guard_leave(&guard, status, error)
+    if status == OK:
+        open_copier = copier
+        return copier
+    clear(&closing)     # what led here is what is told
+    copier_close(copier, &closing)
+    return NULL
+
+
+cdef int copier_reserve(CopierData *copier, int32_t parts, Error *error) noexcept nogil:
+    cdef Units *grown
+    if parts <= copier.max_parts:
+        return OK
+    grown = <Units *>realloc(copier.units, parts * sizeof(Units))
+    if grown == NULL:
+        return outcome(error, REFUSED, REASON_MEMORY, "no host memory for copies of %d parts", parts)
+    copier.units, copier.max_parts = grown, parts
+    return OK
+
+
+cdef void copier_close(CopierData *copier, Error *error) noexcept nogil:
+    global open_copier
+    cdef Guard guard
+    cdef int32_t d
+    cdef bint alive = True
+    if open_copier == copier:
+        open_copier = NULL
+    guard_enter(&guard, error)
+    if copier.devices != NULL:
+        for d in range(copier.n_devices):       # the device may still write a ticket's word
+            if load_i32(&copier.devices[d].poisoned) != 0 or device_drain(&copier.devices[d], &guard, error) != OK:
+                alive = False
+        if alive:       # a dead device is called no more; its objects end with the process
+            for d in range(copier.n_devices):
+                free_device(copier, d, &guard, error)
+            if copier.words != NULL:
+                note(rt.cudaFreeHost(copier.words), "cudaFreeHost", -1, &guard, error)
+    guard_leave(&guard, OK, error)
+    free_tables(copier)
+    pthread_mutex_destroy(&copier.lock)
+    free(copier)
+
+
+cdef int64_t now() noexcept nogil:
+    cdef timespec t
+    clock_gettime(CLOCK_MONOTONIC, &t)
+    return <int64_t>t.tv_sec * 1000000000 + t.tv_nsec
+
+
+cdef void forget_copier() noexcept nogil:
+    """In a forked child: CUDA may not be used there, not even to give things back."""
+    global open_copier
+    open_copier = NULL
+
+
+cdef void watch_forks() noexcept nogil:
+    global watching_forks
+    if not watching_forks:
+        pthread_atfork(NULL, NULL, forget_copier)
+        watching_forks = True
+
+
+cdef int make_tables(CopierData *copier, Error *error) noexcept nogil:
+    cdef int32_t i, n = copier.n_devices * copier.layer_events
+    cdef Slot *slot
+    cdef bint whole
+    copier.devices = <DeviceLanes *>calloc(copier.n_devices, sizeof(DeviceLanes))
+    copier.slots = <Slot *>calloc(copier.n_slots, sizeof(Slot))
+    whole = copier.devices != NULL and copier.slots != NULL
+    for i in range(copier.n_slots if whole else 0):
+        slot = &copier.slots[i]
+        slot.first_event = <int32_t *>calloc(MAX_LAYERS + 1, sizeof(int32_t))
+        slot.recorded = <cudaEvent_t *>calloc(n, sizeof(cudaEvent_t))
+        slot.events = <cudaEvent_t *>calloc(n, sizeof(cudaEvent_t))
+        slot.done = <cudaEvent_t *>calloc(copier.n_devices, sizeof(cudaEvent_t))
+        slot.taken = <int32_t *>calloc(copier.n_devices, sizeof(int32_t))
+        whole = (whole and slot.first_event != NULL and slot.recorded != NULL and slot.events != NULL and slot.done != NULL
+                 and slot.taken != NULL)
+    if not whole:
+        return outcome(error, REFUSED, REASON_MEMORY, "no host memory for %d tickets of %d events", copier.n_slots, n)
+    return OK
+
+
+cdef void free_tables(CopierData *copier) noexcept nogil:
+    cdef int32_t i
+    if copier.slots != NULL:
+        for i in range(copier.n_slots):
+            free(copier.slots[i].first_event)
+            free(copier.slots[i].recorded)
+            free(copier.slots[i].events)
+            free(copier.slots[i].done)
+            free(copier.slots[i].taken)
+    free(copier.slots)
+    free(copier.devices)
+    free(copier.units)
+
+
+cdef int make_words(CopierData *copier, const Guard *guard, Error *error) noexcept nogil:
+    cdef int32_t i
+    cdef size_t bytes = sizeof(uint64_t) * copier.n_slots * copier.n_devices
+    cdef int code = rt.cudaHostAlloc(<void **>&copier.words, bytes, cudaHostAllocPortable)
+    if code != 0:
+        copier.words = NULL
+        return cuda_failed(REFUSED, code, "cudaHostAlloc", -1, guard, error)
+    for i in range(copier.n_slots * copier.n_devices):
+        copier.words[i] = 0
+    for i in range(copier.n_slots):
+        copier.slots[i].words = &copier.words[i * copier.n_devices]
+    return OK
+
+
+cdef int make_device(CopierData *copier, int32_t d, const Guard *guard, Error *error) noexcept nogil:
+    cdef DeviceLanes *device = &copier.devices[d]
+    cdef int32_t l, s, i
+    cdef int status
+    cdef int code = rt.cudaSetDevice(device.device)
+    if code != 0:
+        return cuda_failed(REFUSED, code, "cudaSetDevice", device.device, guard, error)
+    code = rt.cudaDeviceGetAttribute(&device.max_pitch, cudaDevAttrMaxPitch, device.device)
+    if code != 0:
+        return cuda_failed(REFUSED, code, "cudaDeviceGetAttribute", device.device, guard, error)
+    for l in range(LANES):
+        device.lanes[l].paired = l == OUT_LANE or l == IN_LANE
+        for s in range(2 if device.lanes[l].paired else 1):
+            status = make_stream(&device.lanes[l].streams[s], device, guard, error)
+            if status == OK and device.lanes[l].paired:
+                status = make_event(&device.lanes[l].chain[s], cudaEventDisableTiming, device, guard, error)
+            if status != OK:
+                return status
+    status = make_stream(&device.finish, device, guard, error)
+    for i in range(MAX_AFTER):
+        if status == OK:
+            status = make_event(&device.gates[i], cudaEventDisableTiming, device, guard, error)
+    for s in range(copier.n_slots):
+        for i in range(copier.layer_events):
+            if status == OK:
+                status = make_event(&copier.slots[s].events[d * copier.layer_events + i], cudaEventDisableTiming, device, guard, error)
+        if status == OK:
+            status = make_event(&copier.slots[s].done[d], cudaEventDisableTiming | cudaEventBlockingSync, device, guard, error)
+    return status if status != OK else make_cells(device, guard, error)
+
+
+cdef int make_stream(cudaStream_t *stream, const DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
+    cdef int code = rt.cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking)
+    if code == 0:
+        return OK
+    stream[0] = NULL
+    return cuda_failed(REFUSED, code, "cudaStreamCreateWithFlags", device.device, guard, error)
+
+
+cdef int make_event(cudaEvent_t *event, int flags, const DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
+    cdef int code = rt.cudaEventCreateWithFlags(event, flags)
+    if code == 0:
+        return OK
+    event[0] = NULL
+    return cuda_failed(REFUSED, code, "cudaEventCreateWithFlags", device.device, guard, error)
+
+
+cdef int make_cells(DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
+    """The words that a device can tell a ticket's end with. They are 256 so that a late word is never taken for a newer ticket's."""
+    cdef uint64_t values[CELLS]
+    cdef int32_t i
+    cdef int code = rt.cudaMalloc(<void **>&device.cells, sizeof(values))
+    if code != 0:
+        device.cells = NULL
+        return cuda_failed(REFUSED, code, "cudaMalloc", device.device, guard, error)
+    for i in range(CELLS):
+        values[i] = i + 1
+    code = rt.cudaMemcpyAsync(device.cells, values, sizeof(values), cudaMemcpyDefault, device.finish)
+    if code != 0:
+        return cuda_failed(REFUSED, code, "cudaMemcpyAsync", device.device, guard, error)
+    code = rt.cudaStreamSynchronize(device.finish)      # `values` goes out of scope
+    if code != 0:
+        return cuda_failed(REFUSED, code, "cudaStreamSynchronize", device.device, guard, error)
+    return OK
+
+
+cdef void free_device(CopierData *copier, int32_t d, const Guard *guard, Error *error) noexcept nogil:
+    cdef DeviceLanes *device = &copier.devices[d]
+    cdef int32_t l, s, i
+    for l in range(LANES):
+        for s in range(2):
+            free_stream(device.lanes[l].streams[s], device, guard, error)
+            free_event(device.lanes[l].chain[s], device, guard, error)
+    free_stream(device.finish, device, guard, error)
+    for i in range(MAX_AFTER):
+        free_event(device.gates[i], device, guard, error)
+    for s in range(copier.n_slots):
+        for i in range(copier.layer_events):
+            free_event(copier.slots[s].events[d * copier.layer_events + i], device, guard, error)
+        free_event(copier.slots[s].done[d], device, guard, error)
+    if device.cells != NULL:
+        note(rt.cudaFree(device.cells), "cudaFree", device.device, guard, error)
+
+
+cdef void free_stream(cudaStream_t stream, const DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
+    if stream != NULL:
+        note(rt.cudaStreamDestroy(stream), "cudaStreamDestroy", device.device, guard, error)
+
+
+cdef void free_event(cudaEvent_t event, const DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
+    if event != NULL:
+        note(rt.cudaEventDestroy(event), "cudaEventDestroy", device.device, guard, error)
+
+
+cdef void note(int code, const char *call, int32_t device, const Guard *guard, Error *error) noexcept nogil:
+    """Closing goes on past a call that fails; the first one is told."""
+    cdef Error later
+    if code != 0:
+        clear(&later)
+        cuda_failed(FAILED, code, call, device, guard, error if error.status == OK else &later)

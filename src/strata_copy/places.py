@@ -1,0 +1,81 @@
+"""Where a state keeps a part, and the one place that turns an object into an address or a stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+DEVICE, PINNED, PAGEABLE = range(3)
+KINDS = ("device", "pinned", "pageable")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where one state keeps one part.
+
+    base: address for the device: an int, or anything with __cuda_array_interface__, __array_interface__ or data_ptr().
+    units: capacity that may be touched. kind: "device", "pinned" or "pageable". device: of device memory; of host memory the device
+    whose lanes carry it where both sides are host memory.
+    stride: bytes from unit to unit, 0 for unit_bytes. rep_stride: bytes from run to run of a unit, 0 for units * stride.
+    banks, bank_stride: snapshots of the part and the bytes between them, 0 for all of one bank.
+    host_base: address for the CPU where it differs from base. ring, page_group, page_units, page_stride: for rings and pages.
+    """
+
+    base: Any
+    units: int = 1
+    kind: str = "device"
+    device: int = 0
+    stride: int = 0
+    rep_stride: int = 0
+    banks: int = 1
+    bank_stride: int = 0
+    host_base: Any = None
+    ring: int = 0
+    page_group: int = -1
+    page_units: int = 0
+    page_stride: int = 0
+
+
+class Event(NamedTuple):
+    """A recorded event to wait for: its handle, and the device that it belongs to."""
+
+    handle: Any
+    device: int = 0
+
+
+class Stream(NamedTuple):
+    """A stream to wait for, as it is at the call: its handle, and the device that it belongs to."""
+
+    handle: Any
+    device: int = 0
+
+
+def address(thing: Any) -> int:
+    """The address behind an int, an array or a tensor. Raises TypeError for anything else, ValueError for a negative one."""
+    if isinstance(thing, int) and not isinstance(thing, bool):
+        if not 0 <= thing < 1 << 64:
+            raise ValueError(f"address {thing} does not fit 64 bits")
+        return thing
+    for interface in ("__cuda_array_interface__", "__array_interface__"):
+        if hasattr(thing, interface):
+            found = getattr(thing, interface)
+            if found.get("strides") is not None:
+                raise ValueError(f"{type(thing).__name__} is not contiguous; give its address and strides as numbers")
+            if found["data"][1]:
+                raise ValueError(f"{type(thing).__name__} is read-only")
+            return int(found["data"][0])
+    if hasattr(thing, "data_ptr"):
+        return int(thing.data_ptr())
+    raise TypeError(f"an address is an int or an array, not {type(thing).__name__}")
+
+
+def handle(thing: Any) -> int:
+    """The handle of a stream or event: an int, or an object with __cuda_stream__, cuda_stream, cuda_event or ptr."""
+    if isinstance(thing, int) and not isinstance(thing, bool):
+        return thing
+    if hasattr(thing, "__cuda_stream__"):
+        return int(thing.__cuda_stream__()[1])
+    for name in ("cuda_stream", "cuda_event", "ptr"):
+        if hasattr(thing, name):
+            return int(getattr(thing, name))
+    raise TypeError(f"a stream or event is an int handle or an object that has one, not {type(thing).__name__}")

@@ -1,0 +1,69 @@
+"""Plans: sources and a target checked against each other, the order of their parts, and the routes. No length, no address.
+
+A copy's way goes on from here to lanes.pyx: `units_to_move` says which units of each part move at a request's marks, and
+`emit_part` hands them over as extents, in order, neighbours merged.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+from strata_copy.abi cimport Error, Request
+from strata_copy.states cimport StateData
+
+cdef enum:
+    MAX_SOURCES = 8
+
+# How bytes travel.
+cdef enum Route:
+    ROUTE_LOCAL     # within one device
+    ROUTE_OUT       # device to host memory
+    ROUTE_IN        # host memory to device
+    ROUTE_HOST      # host memory to host memory: the driver copies, and holds the caller
+    ROUTES
+
+# One rectangle of bytes: `rows` of `width`, `target_pitch` and `source_pitch` apart.
+cdef struct Extent:
+    char *target
+    const char *source
+    int64_t width, rows, target_pitch, source_pitch
+
+# Where a part goes.
+cdef struct PartRoute:
+    int32_t route, device
+    StateData *source
+
+# Units [first, end) of a part move.
+cdef struct Units:
+    int64_t first, end
+
+cdef struct PlanData:
+    int64_t references
+    int32_t n_sources
+    StateData *sources[MAX_SOURCES]
+    StateData *target
+    PartRoute *parts            # one for each part of the layout
+    int32_t n_events            # events that a ticket of this plan takes at most: one for each layer and route in it
+    uint64_t copier             # the number of the copier that it was made for
+
+# Takes one extent; a status other than OK ends the emission.
+ctypedef int (*ExtentSink)(void *sink, const Extent *extent) noexcept nogil
+
+# Extents on their way to a sink: the last one waits for a neighbour to merge with.
+cdef struct Emission:
+    ExtentSink take
+    void *sink
+    Extent pending              # rows == 0: none
+    size_t target_piece, source_piece
+
+
+cdef PlanData *plan_new(StateData **sources, int32_t n_sources, StateData *target, const int32_t *source_of_group,
+                        Error *error) noexcept nogil
+cdef void plan_hold(PlanData *plan) noexcept nogil
+cdef void plan_drop(PlanData *plan) noexcept nogil
+
+# Every check of a request against a plan's layout and places. OK: units[part] is filled for each part and bytes is their sum.
+cdef int units_to_move(const PlanData *plan, const Request *request, Units *units, int64_t *bytes, Error *error) noexcept nogil
+
+cdef int emit_part(Emission *emission, const PlanData *plan, const Request *request, int32_t part,
+                   const Units *units) noexcept nogil
+cdef int emit_end(Emission *emission) noexcept nogil
+

@@ -1,0 +1,292 @@
+"""Plans. The C side is declared in plan.pxd; the growth formulas are in layout.pyx, places in states.pyx."""
+
+from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcmp
+
+from strata_copy.abi cimport (
+    CONST, DEVICE, LINEAR, OK, REASON_BANK, REASON_CAPACITY, REASON_GROUP, REASON_LAYOUT, REASON_MARK, REASON_MEMORY,
+    REASON_REQUEST, REASON_SAME_STATE, REASON_UNSUPPORTED, REFUSED, STATE, Error, PartSpec, PlaceSpec, Request,
+)
+from strata_copy.atomics cimport add_i64
+from strata_copy.cudart cimport outcome
+from strata_copy.layout cimport LayoutData, settled_at, units_at
+from strata_copy.states cimport StateData, check_apart, place_run, state_drop, state_hold
+
+
+cdef PlanData *plan_new(StateData **sources, int32_t n_sources, StateData *target, const int32_t *source_of_group,
+                        Error *error) noexcept nogil:
+    """A plan, or NULL with the error filled: REFUSED where a layout differs, states overlap, or a route is missing."""
+    cdef PlanData *plan = <PlanData *>calloc(1, sizeof(PlanData))
+    cdef int32_t i
+    if plan != NULL:
+        plan.parts = <PartRoute *>calloc(target.layout.n_parts, sizeof(PartRoute))
+    if plan == NULL or plan.parts == NULL:
+        free(plan)
+        outcome(error, REFUSED, REASON_MEMORY, "no host memory for a plan of %d parts", target.layout.n_parts)
+        return NULL
+    plan.references = 1
+    plan.target = target
+    state_hold(target)
+    for i in range(n_sources):
+        plan.sources[i] = sources[i]
+        state_hold(sources[i])
+    plan.n_sources = n_sources
+    if check_states(plan, error) == OK and choose_routes(plan, source_of_group, error) == OK:
+        return plan
+    plan_drop(plan)
+    return NULL
+
+
+cdef void plan_hold(PlanData *plan) noexcept nogil:
+    add_i64(&plan.references, 1)
+
+
+cdef void plan_drop(PlanData *plan) noexcept nogil:
+    cdef int32_t i
+    if plan == NULL or add_i64(&plan.references, -1) > 1:
+        return
+    for i in range(plan.n_sources):
+        state_drop(plan.sources[i])
+    state_drop(plan.target)
+    free(plan.parts)
+    free(plan)
+
+
+cdef int units_to_move(const PlanData *plan, const Request *request, Units *units, int64_t *bytes, Error *error) noexcept nogil:
+    cdef const LayoutData *layout = plan.target.layout
+    cdef const PartSpec *part
+    cdef int32_t i
+    cdef int status = check_request(layout, request, error)
+    if status != OK:
+        return status
+    bytes[0] = 0
+    for i in range(layout.n_parts):
+        part = &layout.parts[i]
+        units[i].first = units[i].end = 0
+        if request.groups != 0 and not (request.groups >> part.group) & 1:
+            continue
+        error.part, error.layer = i, part.layer
+        status = check_bank(plan.parts[i].source, i, request.src_bank, "source", error)
+        if status == OK:
+            status = check_bank(plan.target, i, request.dst_bank, "target", error)
+        if status != OK:
+            return status
+        units[i].end = units_at(&part.growth, request.upto)
+        if request.begin != NULL:
+            units[i].first = first_unit(part, request.begin, units[i].end)
+        status = check_capacity(plan.parts[i].source, i, units[i].end, "source", error)
+        if status == OK:
+            status = check_capacity(plan.target, i, units[i].end, "target", error)
+        if status != OK:
+            return status
+        bytes[0] += (units[i].end - units[i].first) * part.growth.unit_bytes * part.rep
+    error.part = error.layer = -1
+    return OK
+
+
+cdef int emit_part(Emission *emission, const PlanData *plan, const Request *request, int32_t part,
+                   const Units *units) noexcept nogil:
+    """Hands the units of one part to the sink, and its patch behind them. The patched unit itself is copied once, by the patch."""
+    cdef const LayoutData *layout = plan.target.layout
+    cdef int32_t patch = layout.patch_of[part]
+    cdef int64_t end = units.end
+    cdef int status
+    if patch >= 0 and end > units.first:
+        end -= 1
+    status = emit_units(emission, plan, request, part, units.first, part, units.first, end - units.first)
+    if status == OK and end < units.end:
+        status = emit_units(emission, plan, request, layout.patches[patch].source_part, 0, part, end, 1)
+    return status
+
+
+cdef int emit_end(Emission *emission) noexcept nogil:
+    """Lets the pending extent go: the next one has another way."""
+    cdef Extent extent = emission.pending
+    if extent.rows == 0:
+        return OK
+    emission.pending.rows = 0
+    return emission.take(emission.sink, &extent)
+
+
+cdef int emit_units(Emission *emission, const PlanData *plan, const Request *request, int32_t source_part, int64_t source_unit,
+                    int32_t target_part, int64_t target_unit, int64_t count) noexcept nogil:
+    cdef const StateData *source = plan.parts[source_part].source
+    cdef const PlaceSpec *from_ = &source.places[source_part]
+    cdef const PlaceSpec *to = &plan.target.places[target_part]
+    cdef const PartSpec *part = &plan.target.layout.parts[target_part]
+    cdef int64_t unit_bytes = part.growth.unit_bytes
+    cdef int64_t source_bank = bank_of(request.src_bank, part), target_bank = bank_of(request.dst_bank, part)
+    cdef int64_t source_left, target_left, n, run
+    cdef char *source_address
+    cdef char *target_address
+    cdef bint dense = from_.stride == unit_bytes and to.stride == unit_bytes
+    cdef Extent extent
+    cdef int status
+    while count > 0:
+        place_run(from_, source_bank, source_unit, &source_address, &source_left)
+        place_run(to, target_bank, target_unit, &target_address, &target_left)
+        n = min(count, source_left, target_left)
+        extent.source, extent.target = source_address, target_address
+        if dense:       # one row for each run of a unit
+            extent.width, extent.rows = n * unit_bytes, part.rep
+            extent.source_pitch, extent.target_pitch = from_.rep_stride, to.rep_stride
+            status = emit(emission, &extent, source.piece[source_part], plan.target.piece[target_part])
+            if status != OK:
+                return status
+        else:           # one row for each unit, run after run
+            extent.width, extent.rows = unit_bytes, n
+            extent.source_pitch, extent.target_pitch = from_.stride, to.stride
+            for run in range(part.rep):
+                status = emit(emission, &extent, source.piece[source_part], plan.target.piece[target_part])
+                if status != OK:
+                    return status
+                extent.source += from_.rep_stride
+                extent.target += to.rep_stride
+        count -= n
+        source_unit += n
+        target_unit += n
+    return OK
+
+
+cdef int emit(Emission *emission, const Extent *extent, size_t source_piece, size_t target_piece) noexcept nogil:
+    """Merges an extent with the pending one where it follows it on both sides, within one allocation on each: a copy may not leave
+    the allocation that it starts in."""
+    cdef Extent flat = extent[0]
+    cdef Extent *last = &emission.pending
+    cdef int status
+    if flat.width == flat.source_pitch and flat.width == flat.target_pitch:
+        flat.width, flat.rows = flat.width * flat.rows, 1
+    if flat.rows == 1:
+        flat.source_pitch = flat.target_pitch = flat.width
+    if (last.rows == 1 and flat.rows == 1 and last.target + last.width == flat.target and last.source + last.width == flat.source
+            and source_piece != 0 and source_piece == emission.source_piece
+            and target_piece != 0 and target_piece == emission.target_piece):
+        last.width += flat.width
+        last.source_pitch = last.target_pitch = last.width
+        return OK
+    status = emit_end(emission)
+    last[0] = flat
+    emission.source_piece, emission.target_piece = source_piece, target_piece
+    return status
+
+
+cdef inline int64_t bank_of(const int64_t *banks, const PartSpec *part) noexcept nogil:
+    return 0 if banks == NULL else banks[part.group]
+
+
+cdef inline int64_t first_unit(const PartSpec *part, const int64_t *begin, int64_t end) noexcept nogil:
+    """The first unit that an append after `begin` can have changed. A constant moves with the first token only, running state
+    always."""
+    cdef int64_t first = 0
+    if part.growth.rule == LINEAR:
+        first = settled_at(&part.growth, begin)
+    elif part.growth.rule == CONST and begin[part.growth.mark] > 0:
+        first = 1
+    return min(first, end)
+
+
+cdef int check_request(const LayoutData *layout, const Request *request, Error *error) noexcept nogil:
+    cdef Request known
+    cdef uint32_t i
+    if request.size != sizeof(Request):
+        error.wanted, error.found = sizeof(Request), request.size
+        return outcome(error, REFUSED, REASON_REQUEST, "request of %u bytes, %zu expected: make it with request_new, and build "
+                       "against the installed strata_copy", request.size, sizeof(Request))
+    if request.upto == NULL or request.n_marks != <uint32_t>layout.n_marks:
+        error.wanted, error.found = layout.n_marks, request.n_marks
+        return outcome(error, REFUSED, REASON_MARK, "%u marks given, the layout has %d", request.n_marks, layout.n_marks)
+    for i in range(request.n_marks):
+        if not 0 <= request.upto[i] < (<int64_t>1 << 62) or (request.begin != NULL and not 0 <= request.begin[i] <= request.upto[i]):
+            error.wanted, error.found = request.upto[i], 0 if request.begin == NULL else request.begin[i]
+            return outcome(error, REFUSED, REASON_MARK, "mark %u: begin %ld, upto %ld; 0 <= begin <= upto < 2^62 is needed", i,
+                           error.found, error.wanted)
+    if request.groups != 0 and layout.n_groups < 64 and request.groups >> layout.n_groups != 0:
+        return outcome(error, REFUSED, REASON_GROUP, "groups %#llx, the layout has %d", <unsigned long long>request.groups,
+                       layout.n_groups)
+    if request.n_page_groups != 0 or request.src_pages != NULL or request.dst_pages != NULL:
+        return outcome(error, REFUSED, REASON_UNSUPPORTED, "page tables are not done by this release")
+    if request.priority != 0 or request.bytes_ahead != 0 or request.hook != NULL:
+        return outcome(error, REFUSED, REASON_UNSUPPORTED, "priority, bytes_ahead and hook are not done by this release: leave them 0")
+    return OK
+
+
+cdef int check_bank(const StateData *state, int32_t i, const int64_t *banks, const char *side, Error *error) noexcept nogil:
+    cdef const PartSpec *part = &state.layout.parts[i]
+    cdef int64_t bank = bank_of(banks, part)
+    # Banks hold running state; rows that grow are kept once.
+    if part.growth.rule != STATE and state.places[i].banks == 1:
+        return OK
+    if 0 <= bank < state.places[i].banks:
+        return OK
+    error.wanted, error.found = bank, state.places[i].banks
+    return outcome(error, REFUSED, REASON_BANK, "part '%s' of layer %d: %s bank %ld asked, the place has %ld", part.name, part.layer,
+                   side, bank, error.found)
+
+
+cdef int check_capacity(const StateData *state, int32_t i, int64_t units, const char *side, Error *error) noexcept nogil:
+    cdef const PartSpec *part = &state.layout.parts[i]
+    if units <= state.places[i].units:
+        return OK
+    error.wanted, error.found = units, state.places[i].units
+    return outcome(error, REFUSED, REASON_CAPACITY, "part '%s' of layer %d: %ld units needed, the %s has %ld", part.name, part.layer,
+                   units, side, error.found)
+
+
+cdef int check_states(const PlanData *plan, Error *error) noexcept nogil:
+    cdef int32_t i
+    cdef int status
+    for i in range(plan.n_sources):
+        if plan.sources[i] == plan.target:
+            return outcome(error, REFUSED, REASON_SAME_STATE, "source %d is the target", i)
+        if memcmp(plan.sources[i].layout.fingerprint, plan.target.layout.fingerprint, 32) != 0:
+            return outcome(error, REFUSED, REASON_LAYOUT, "the layouts of source %d and target differ", i)
+        status = check_apart(plan.sources[i], plan.target, error)
+        if status != OK:
+            return status
+    return OK
+
+
+cdef int choose_routes(PlanData *plan, const int32_t *source_of_group, Error *error) noexcept nogil:
+    cdef const LayoutData *layout = plan.target.layout
+    cdef const PlaceSpec *from_
+    cdef const PlaceSpec *to
+    cdef PartRoute *part
+    cdef int32_t i
+    for i in range(layout.n_parts):
+        part = &plan.parts[i]
+        part.source = plan.sources[0 if source_of_group == NULL else source_of_group[layout.parts[i].group]]
+        from_, to = &part.source.places[i], &plan.target.places[i]
+        part.device = to.device if to.kind == DEVICE else from_.device
+        if from_.kind == DEVICE and to.kind == DEVICE:
+            part.route = ROUTE_LOCAL
+            if from_.device != to.device:
+                error.part, error.layer, error.wanted, error.found = i, layout.parts[i].layer, from_.device, to.device
+                return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d: from device %d to device %d, which is not "
+                               "done by this release", layout.parts[i].name, layout.parts[i].layer, from_.device, to.device)
+        elif from_.kind == DEVICE:
+            part.route = ROUTE_OUT
+        elif to.kind == DEVICE:
+            part.route = ROUTE_IN
+        else:
+            part.route = ROUTE_HOST
+    plan.n_events = count_ways(plan)
+    return OK
+
+
+cdef int32_t count_ways(const PlanData *plan) noexcept nogil:
+    """How often a layer uses a route of a device: each time ends with an event."""
+    cdef const LayoutData *layout = plan.target.layout
+    cdef const PartRoute *a
+    cdef const PartRoute *b
+    cdef int32_t l, k, j, ways = 0
+    for l in range(layout.n_layers):
+        for k in range(layout.first[l], layout.first[l + 1]):
+            a = &plan.parts[layout.order[k]]
+            for j in range(layout.first[l], k):
+                b = &plan.parts[layout.order[j]]
+                if a.route == b.route and a.device == b.device:
+                    break
+            else:
+                ways += 1
+    return ways

@@ -1,0 +1,6 @@
+"""From a filled strata_error to a Python exception."""
+
+from strata_copy.abi cimport Error
+
+
+cdef int raise_error(const Error *error) except -1

@@ -1,0 +1,47 @@
+"""States: where one session, slot or image keeps the parts of a layout; its generation, validity, and who uses it now.
+
+The engine owns the memory. A StateData is held by its Python object, by plans, and by tickets in flight; `writer` and `readers`
+belong to the copier's lock (lanes.pxd), everything else is written once or atomic.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+from strata_copy.abi cimport Error, PlaceSpec
+from strata_copy.layout cimport LayoutData
+
+cdef enum:
+    MAX_TICKETS = 256
+    READER_WORDS = 4        # MAX_TICKETS bits
+
+# The bytes of one place, from its first to behind its last.
+cdef struct Extreme:
+    size_t start, end
+    int32_t part
+
+cdef struct StateData:
+    int64_t references
+    LayoutData *layout
+    PlaceSpec *places           # one for each part of the layout
+    size_t *piece               # first byte of the allocation or registration that holds the place; 0: not known
+    Extreme *extremes           # by start
+    uint64_t generation         # atomic; counts what changed the content: submits into it, resets
+    int32_t invalid             # atomic; 1 from a failed copy into it until the reset
+    int32_t holds               # atomic; tickets in flight that read or write it
+    uint64_t writer             # the ticket in flight that writes it, or 0
+    uint64_t readers[READER_WORDS]  # the slots of the tickets in flight that read it
+
+
+# A state with empty places, for the caller to fill; NULL without memory.
+cdef StateData *state_new(LayoutData *layout, Error *error) noexcept nogil
+# Looks at the memory of all places once they are filled: OK, or REFUSED with the part named.
+cdef int check_places(StateData *state, Error *error) noexcept nogil
+cdef void state_hold(StateData *state) noexcept nogil
+cdef void state_drop(StateData *state) noexcept nogil
+
+# Where unit `unit` of a place begins, and how many units follow it evenly spaced by `stride`. Both sides of every copy are asked
+# through this.
+cdef void place_run(const PlaceSpec *place, int64_t bank, int64_t unit, char **address, int64_t *units_left) noexcept nogil
+
+# OK, or REFUSED with both parts named where two states (or one, with itself) share bytes.
+cdef int check_apart(const StateData *a, const StateData *b, Error *error) noexcept nogil
+

@@ -1,0 +1,423 @@
+"""The way of a copy: every check, then layer by layer onto the lanes, then the word that tells the end.
+
+Reads top down. Extents come from plan.pyx, chunks and streams are lanes.pyx, what happens afterwards is tickets.pyx.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.string cimport memset
+
+from strata_copy.abi cimport (
+    AGAIN, CALLER_SYNCED, FAILED, OK, POISONED, REASON_CAPTURE, REASON_CLOSED, REASON_CUDA, REASON_GENERATION, REASON_INVALID,
+    REASON_ORDER, REASON_REQUEST, REASON_STREAM, REFUSED, WAIT_EVENT, WAIT_STREAM, Error, Request, Ticket, Wait,
+)
+from strata_copy.atomics cimport add_i32, add_i64, load_i32, load_u64, store_i32, store_u64
+from strata_copy.cudart cimport (
+    Guard, clear, cudaErrorCapturedEvent, cudaErrorNotReady, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, guard_enter,
+    guard_leave, outcome, rt,
+)
+from strata_copy.lanes cimport (
+    CELLS, HOST_LANE, IN_LANE, LANES, LOCAL_LANES, MAX_AFTER, MAX_DEVICES, OUT_LANE, CopierData, DeviceLanes, Lane, Slot, device_drain,
+    device_index, lane_copy, lane_stream, now, pthread_mutex_lock, pthread_mutex_unlock, the_copier,
+)
+from strata_copy.layout cimport LayoutData
+from strata_copy.plan cimport (
+    ROUTE_IN, ROUTE_LOCAL, ROUTE_OUT, ROUTES, Emission, Extent, PlanData, emit_end, emit_part, plan_hold, units_to_move,
+)
+from strata_copy.states cimport READER_WORDS, StateData
+from strata_copy.tickets cimport QUEUING, check_stream, end_badly, sweep
+
+cdef uint64_t generations = 0       # of tickets, under the copier's lock; goes on from copier to copier
+
+cdef enum:
+    MAX_BEHIND = 256 * MAX_DEVICES
+
+# One submit under way. It lives on the caller's stack, under the copier's lock.
+cdef struct Submission:
+    CopierData *copier
+    PlanData *plan
+    const Request *request
+    Slot *slot
+    Guard guard
+    Error *error
+    DeviceLanes *device         # where the extents that are being emitted go
+    Lane *lane
+    bint started                # the first copy call was made: from here on the target may differ
+
+
+cdef int submit_plan(PlanData *plan, const Request *request, Ticket *ticket, Error *error) noexcept nogil:
+    """OK and a ticket; AGAIN without a free one; REFUSED before the first copy call; FAILED after it, with every lane quiet."""
+    cdef Submission s
+    cdef int status
+    memset(&s, 0, sizeof(s))
+    s.copier, s.plan, s.request, s.error = the_copier(), plan, request, error
+    ticket.v = 0
+    if s.copier == NULL or s.copier.number != plan.copier:
+        return outcome(error, REFUSED, REASON_CLOSED, "the copier of this plan is closed, or this process is a fork of its own")
+    pthread_mutex_lock(&s.copier.lock)
+    status = guard_enter(&s.guard, error)
+    if status == OK:
+        status = submit_locked(&s, ticket)
+        guard_leave(&s.guard, status, error)
+    if status == POISONED and s.slot == NULL:
+        poison_devices(&s)
+    pthread_mutex_unlock(&s.copier.lock)
+    return status
+
+
+cdef int submit_locked(Submission *s, Ticket *ticket) noexcept nogil:
+    cdef int64_t started = now(), bytes = 0
+    cdef int status
+    sweep(s.copier)
+    status = check_plan_now(s)
+    if status == OK:
+        status = units_to_move(s.plan, s.request, s.copier.units, &bytes, s.error)
+    if status == OK:
+        status = check_waits(s)
+    if status != OK:
+        return status
+    s.slot = take_slot(s, bytes, started)
+    if s.slot == NULL:
+        return AGAIN
+    ticket.v = s.slot.ticket        # from now on other threads may wait for layers
+    if bytes > 0:
+        status = queue(s)
+    if status != OK:
+        ticket.v = 0
+        return give_up(s, status)
+    s.slot.submitted = now()
+    store_i32(&s.slot.layers_queued, s.slot.n_layers + 1)
+    store_i32(&s.slot.status, AGAIN)
+    return OK
+
+
+# ---- checks: before the first call that queues anything
+
+cdef int check_plan_now(Submission *s) noexcept nogil:
+    """What may have changed since the plan was made: validity, generations, devices."""
+    cdef StateData *target = s.plan.target
+    cdef int32_t i, d, code
+    if s.request.size != sizeof(Request):
+        return units_to_move(s.plan, s.request, s.copier.units, NULL, s.error)      # says what is wrong with it
+    for i in range(s.plan.n_sources):
+        if load_i32(&s.plan.sources[i].invalid):
+            return outcome(s.error, REFUSED, REASON_INVALID, "source %d is INVALID: its last copy failed and it was not reset", i)
+        if s.request.src_generation != 0 and s.request.src_generation != load_u64(&s.plan.sources[i].generation):
+            return wrong_generation(s, "source", s.request.src_generation, load_u64(&s.plan.sources[i].generation))
+    if s.request.dst_generation != 0 and s.request.dst_generation != load_u64(&target.generation):
+        return wrong_generation(s, "target", s.request.dst_generation, load_u64(&target.generation))
+    for d in range(s.copier.n_devices):
+        code = load_i32(&s.copier.devices[d].poisoned)
+        if code != 0 and uses_device(s.plan, s.copier.devices[d].device):
+            s.error.device, s.error.cuda_code = s.copier.devices[d].device, code
+            return outcome(s.error, POISONED, REASON_CUDA, "device %d failed earlier with %s (%d): restart the process",
+                           s.error.device, rt.cudaGetErrorName(code), code)
+    return OK
+
+
+cdef void poison_devices(Submission *s) noexcept nogil:
+    """A sticky code before anything was queued: it may be any of the plan's devices."""
+    cdef int32_t d
+    for d in range(s.copier.n_devices):
+        if uses_device(s.plan, s.copier.devices[d].device) and load_i32(&s.copier.devices[d].poisoned) == 0:
+            store_i32(&s.copier.devices[d].poisoned, s.error.cuda_code)
+
+
+cdef int wrong_generation(Submission *s, const char *side, uint64_t wanted, uint64_t found) noexcept nogil:
+    s.error.wanted, s.error.found = <int64_t>wanted, <int64_t>found
+    return outcome(s.error, REFUSED, REASON_GENERATION, "the %s has generation %ld, %ld was named: it was written or reset since",
+                   side, s.error.found, s.error.wanted)
+
+
+cdef bint uses_device(const PlanData *plan, int32_t device) noexcept nogil:
+    cdef int32_t i
+    for i in range(plan.target.layout.n_parts):
+        if plan.parts[i].device == device:
+            return True
+    return False
+
+
+cdef int check_waits(Submission *s) noexcept nogil:
+    """The streams and events that the request names, before they are touched: a wait on a captured event from outside would end the
+    capture, a query only says so (in Relaxed mode)."""
+    cdef const Wait *wait
+    cdef uint32_t i
+    cdef int code
+    cdef int status = OK
+    if s.request.flags & ~<uint32_t>CALLER_SYNCED:
+        return outcome(s.error, REFUSED, REASON_REQUEST, "flags %#x; CALLER_SYNCED is the only one", s.request.flags)
+    if s.request.n_after == 0 and not s.request.flags & CALLER_SYNCED:
+        return outcome(s.error, REFUSED, REASON_ORDER, "nothing to wait for was named: give `after` (who wrote the source, who reads the "
+                       "target), or CALLER_SYNCED where both are known to be done")
+    if s.request.n_after > MAX_AFTER or (s.request.n_after > 0 and s.request.after == NULL):
+        return outcome(s.error, REFUSED, REASON_REQUEST, "%u waits; 1 to %d are possible", s.request.n_after, MAX_AFTER)
+    for i in range(s.request.n_after):
+        wait = &s.request.after[i]
+        if wait.kind == WAIT_STREAM:
+            if device_index(s.copier, wait.device) < 0:
+                s.error.device = wait.device
+                return outcome(s.error, REFUSED, REASON_STREAM, "wait %u: a stream of device %d, which the copier has not open", i,
+                               wait.device)
+            status = check_stream(wait.handle, &s.guard, s.error)
+        elif wait.kind == WAIT_EVENT and wait.handle != NULL:
+            code = rt.cudaEventQuery(wait.handle)
+            if code == cudaErrorCapturedEvent:
+                cuda_failed(REFUSED, code, "cudaEventQuery", wait.device, &s.guard, s.error)
+                status = outcome(s.error, REFUSED, REASON_CAPTURE, "wait %u: the event is part of a graph capture", i)
+            elif code != 0 and code != cudaErrorNotReady:
+                status = cuda_failed(REFUSED, code, "cudaEventQuery", wait.device, &s.guard, s.error)
+        else:
+            status = outcome(s.error, REFUSED, REASON_REQUEST, "wait %u: kind %d, handle %p", i, wait.kind, wait.handle)
+        if status != OK:
+            return status
+    return OK
+
+
+# ---- the slot
+
+cdef Slot *take_slot(Submission *s, int64_t bytes, int64_t started) noexcept nogil:
+    """A free slot with source and target held, or NULL."""
+    global generations
+    cdef Slot *slot
+    cdef int32_t i, d
+    for i in range(s.copier.n_slots):
+        slot = &s.copier.slots[i]
+        if slot.ticket == 0 and load_i32(&slot.pins) == 0:
+            break
+    else:
+        return NULL
+    generations += 1
+    slot.plan = s.plan
+    plan_hold(s.plan)
+    clear(&slot.error)
+    slot.n_layers = s.plan.target.layout.n_layers
+    slot.first_event[0] = 0
+    slot.bytes, slot.started, slot.submitted, slot.ended, slot.asked = bytes, started, started, started, 0
+    slot.released = slot.reported = slot.layers_queued = 0
+    slot.word = 1 + generations % CELLS
+    for d in range(s.copier.n_devices):
+        slot.taken[d] = -1
+    slot.holding = 1
+    add_i32(&s.plan.target.holds, 1)
+    for d in range(s.plan.n_sources):
+        add_i32(&s.plan.sources[d].holds, 1)
+    store_i32(&slot.status, QUEUING)
+    store_u64(&slot.ticket, generations << 8 | <uint64_t>i)
+    return slot
+
+
+cdef int give_up(Submission *s, int status) noexcept nogil:
+    """After a failed call. Before the first copy nothing was written, and what the lanes wait for does no harm: REFUSED. Later: every
+    lane that was used is quiet before anyone is told."""
+    cdef Error draining
+    cdef int32_t d
+    if status == POISONED:
+        store_i32(&s.device.poisoned, s.error.cuda_code)
+    for d in range(s.copier.n_devices):
+        if s.started and s.slot.taken[d] >= 0 and load_i32(&s.copier.devices[d].poisoned) == 0:
+            clear(&draining)
+            if device_drain(&s.copier.devices[d], &s.guard, &draining) != OK:
+                status = POISONED
+    if status != POISONED:
+        status = FAILED if s.started else REFUSED
+    s.error.status = status
+    if s.started:
+        end_badly(s.copier, s.slot, status, s.error)
+    else:
+        s.slot.error = s.error[0]
+        store_i32(&s.slot.status, status)
+    store_i32(&s.slot.released, 1)      # nobody was given the ticket
+    sweep(s.copier)
+    return status
+
+
+# ---- queueing
+
+cdef int queue(Submission *s) noexcept nogil:
+    """All layers, then the end. Every call's code is looked at; the first bad one ends it."""
+    cdef const LayoutData *layout = s.plan.target.layout
+    cdef int32_t l, d
+    cdef int status
+    for d in range(s.copier.n_devices):
+        start_device(&s.copier.devices[d])
+    for l in range(layout.n_layers):
+        status = queue_layer(s, l)
+        if status != OK:
+            s.error.layer = l
+            return status
+        store_i32(&s.slot.layers_queued, l + 1)
+    for d in range(s.copier.n_devices):
+        if s.slot.taken[d] >= 0:
+            status = queue_end(s, d)
+            if status != OK:
+                return status
+    publish(s)
+    return OK
+
+
+cdef void start_device(DeviceLanes *device) noexcept nogil:
+    cdef int32_t l
+    for l in range(LANES):
+        device.lanes[l].used = False
+        device.lanes[l].queued = 0
+
+
+cdef int queue_layer(Submission *s, int32_t layer) noexcept nogil:
+    """All of a layer's bytes on a route go on one lane; behind them, on each lane, the event that wait_layer hands out."""
+    cdef const LayoutData *layout = s.plan.target.layout
+    cdef Lane *lanes[MAX_DEVICES][ROUTES]
+    cdef Lane *lane
+    cdef Emission emission
+    cdef int32_t k, part, d, route, recorded = s.slot.first_event[layer]
+    cdef int status = OK
+    memset(lanes, 0, sizeof(lanes))
+    emission.take, emission.sink, emission.pending.rows = take_extent, s, 0
+    for k in range(layout.first[layer], layout.first[layer + 1]):
+        part = layout.order[k]
+        if s.copier.units[part].first == s.copier.units[part].end:
+            continue
+        route = s.plan.parts[part].route
+        d = device_index(s.copier, s.plan.parts[part].device)
+        lane = lanes[d][route]
+        if lane == NULL:
+            lane = lanes[d][route] = choose_lane(&s.copier.devices[d], route)
+        if lane != s.lane:
+            status = emit_end(&emission)        # the pending extent belongs to the lane before
+            s.lane, s.device = lane, &s.copier.devices[d]
+        if status == OK and not lane.used:
+            status = open_lane(s, d)
+        if status == OK:
+            status = emit_part(&emission, s.plan, s.request, part, &s.copier.units[part])
+        if status != OK:
+            s.error.part = part
+            return status
+    status = emit_end(&emission)
+    for d in range(s.copier.n_devices):
+        for route in range(<int>ROUTES):
+            if status == OK and lanes[d][route] != NULL:
+                status = record_layer(s, d, lanes[d][route], recorded)
+                recorded += 1
+    s.slot.first_event[layer + 1] = recorded
+    return status
+
+
+cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
+    cdef Submission *s = <Submission *>sink
+    if not s.started:
+        s.started = True
+        add_i64(<int64_t *>&s.plan.target.generation, 1)
+    return lane_copy(s.copier, s.device, s.lane, extent, &s.guard, s.error)
+
+
+cdef Lane *choose_lane(DeviceLanes *device, int32_t route) noexcept nogil:
+    """Of the local lanes the one with the fewest bytes of this ticket: dealt in turn, the layers with K/V would meet on one."""
+    cdef Lane *best = &device.lanes[0]
+    cdef int32_t l
+    if route != ROUTE_LOCAL:
+        return &device.lanes[OUT_LANE if route == ROUTE_OUT else IN_LANE if route == ROUTE_IN else HOST_LANE]
+    for l in range(1, LOCAL_LANES):
+        if device.lanes[l].queued < best.queued:
+            best = &device.lanes[l]
+    return best
+
+
+cdef int open_lane(Submission *s, int32_t d) noexcept nogil:
+    """Before a lane's first copy of this ticket it waits for whatever wrote the source and whatever still reads or writes the target:
+    what the request names, and our own earlier tickets on these states."""
+    cdef cudaStream_t stream = lane_stream(s.lane)
+    cdef DeviceLanes *device
+    cdef uint32_t i
+    cdef int32_t n
+    cdef int status
+    if s.slot.taken[d] < 0:
+        s.slot.taken[d] = 0
+    s.lane.used = True
+    for i in range(s.request.n_after):
+        if s.request.after[i].kind == WAIT_EVENT:
+            status = wait_event(s, stream, s.request.after[i].handle)
+        else:
+            device = &s.copier.devices[device_index(s.copier, s.request.after[i].device)]
+            status = record(s, device.gates[i], s.request.after[i].handle)
+            if status == OK:
+                status = wait_event(s, stream, device.gates[i])
+        if status != OK:
+            return status
+    for n in range(s.plan.n_sources):
+        status = wait_ticket(s, stream, s.plan.sources[n].writer)
+        if status != OK:
+            return status
+    status = wait_ticket(s, stream, s.plan.target.writer)
+    for n in range(s.copier.n_slots):
+        if status == OK and (s.plan.target.readers[n >> 6] >> (n & 63)) & 1:
+            status = wait_ticket(s, stream, s.copier.slots[n].ticket)
+    return status
+
+
+cdef int wait_ticket(Submission *s, cudaStream_t stream, uint64_t ticket) noexcept nogil:
+    """Behind an earlier ticket of ours, on all its devices. A state's writer and readers are in flight or just ended: `sweep` takes
+    them off the state before their slots are used again."""
+    cdef Slot *slot
+    cdef int32_t d
+    cdef int status
+    if ticket == 0:
+        return OK
+    slot = &s.copier.slots[ticket & 255]
+    for d in range(s.copier.n_devices):
+        if slot.taken[d] >= 0:
+            status = wait_event(s, stream, slot.done[d])
+            if status != OK:
+                return status
+    return OK
+
+
+cdef int record_layer(Submission *s, int32_t d, Lane *lane, int32_t index) noexcept nogil:
+    cdef cudaEvent_t event = s.slot.events[d * s.copier.layer_events + s.slot.taken[d]]
+    cdef int status
+    s.device = &s.copier.devices[d]
+    status = record(s, event, lane_stream(lane))
+    if status == OK:
+        s.slot.taken[d] += 1
+        s.slot.recorded[index] = lane.last = event
+    return status
+
+
+cdef int queue_end(Submission *s, int32_t d) noexcept nogil:
+    """Joins the lanes on the finish stream: the event behind everything, and behind it the word that tells the end."""
+    cdef DeviceLanes *device = &s.copier.devices[d]
+    cdef int32_t l
+    cdef int code
+    cdef int status = OK
+    s.device = device
+    for l in range(LANES):
+        if status == OK and device.lanes[l].used:
+            status = wait_event(s, device.finish, device.lanes[l].last)
+    if status == OK:
+        status = record(s, s.slot.done[d], device.finish)
+    if status != OK:
+        return status
+    code = rt.cudaMemcpyAsync(&s.slot.words[d], &device.cells[s.slot.word - 1], sizeof(uint64_t), cudaMemcpyDefault, device.finish)
+    if code != 0:
+        return cuda_failed(FAILED, code, "cudaMemcpyAsync", device.device, &s.guard, s.error)
+    return OK
+
+
+cdef void publish(Submission *s) noexcept nogil:
+    """Later tickets on these states find this one."""
+    cdef int32_t index = s.slot.ticket & 255
+    cdef int32_t n
+    s.plan.target.writer = s.slot.ticket
+    for n in range(s.plan.n_sources):
+        s.plan.sources[n].readers[index >> 6] |= <uint64_t>1 << (index & 63)
+
+
+cdef int record(Submission *s, cudaEvent_t event, cudaStream_t stream) noexcept nogil:
+    cdef int code = rt.cudaEventRecord(event, stream)
+    if code != 0:
+        return cuda_failed(FAILED, code, "cudaEventRecord", s.device.device, &s.guard, s.error)
+    return OK
+
+
+cdef int wait_event(Submission *s, cudaStream_t stream, cudaEvent_t event) noexcept nogil:
+    cdef int code = rt.cudaStreamWaitEvent(stream, event, 0)
+    if code != 0:
+        return cuda_failed(FAILED, code, "cudaStreamWaitEvent", s.device.device, &s.guard, s.error)
+    return OK

@@ -1,0 +1,42 @@
+"""Tickets: how a submitted copy is waited for, looked at, and ends.
+
+A ticket is a value, (generation << 8) | slot. `pin` finds the slot behind it, or NULL where the ticket was released or never
+given out; a pinned slot is not freed. A copy has ended when the device has set the word of each device that it used: `poll` is
+those loads and never a CUDA call.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+from strata_copy.abi cimport Error, Progress, Ticket
+from strata_copy.cudart cimport Guard
+from strata_copy.lanes cimport CopierData, Slot
+from strata_copy.states cimport StateData
+
+cdef enum:
+    QUEUING = 2         # a slot's status while submit fills it; AGAIN for everybody else
+
+
+cdef Slot *pin(Ticket ticket) noexcept nogil
+cdef void unpin(Slot *slot) noexcept nogil
+
+# The outcome, or AGAIN: a memory load.
+cdef int slot_status(CopierData *copier, Slot *slot) noexcept nogil
+# Under the copier's lock: lets go of the states of tickets that have ended, and frees the slots of those that were released.
+cdef void sweep(CopierData *copier) noexcept nogil
+# Under the lock: ends a ticket badly, and with it all that wait to read its target. Its devices are drained.
+cdef void end_badly(CopierData *copier, Slot *slot, int status, const Error *error) noexcept nogil
+
+cdef int ticket_wait_layer(Ticket ticket, int32_t layer, void *stream, int64_t timeout_ns, Error *error) noexcept nogil
+cdef int ticket_wait_done(Ticket ticket, void *stream, int64_t timeout_ns, Error *error) noexcept nogil
+cdef int ticket_poll(Ticket ticket, Progress *progress) noexcept nogil
+cdef int tickets_finished(CopierData *copier, Ticket *out, int32_t n) noexcept nogil
+cdef int ticket_sync(Ticket ticket, int64_t timeout_ns, Error *error) noexcept nogil
+cdef void ticket_release(Ticket *ticket) noexcept nogil
+
+# OK, or REFUSED where a ticket in flight reads or writes the state.
+cdef int reset_state(StateData *state, Error *error) noexcept nogil
+# Holds the caller until no ticket is in flight: before the copier closes.
+cdef void end_all(CopierData *copier) noexcept nogil
+
+# REFUSED where a stream that somebody named may not be used: a default stream, or one that captures.
+cdef int check_stream(void *stream, const Guard *guard, Error *error) noexcept nogil

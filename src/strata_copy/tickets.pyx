@@ -1,0 +1,365 @@
+"""Tickets. Declared, with what a ticket is, in tickets.pxd."""
+
+from libc.stdint cimport INT32_MIN, int32_t, int64_t, uint64_t
+from posix.time cimport nanosleep, timespec
+
+from strata_copy.abi cimport (
+    AGAIN, CANCELLED, FAILED, OK, POISONED, REASON_BUSY, REASON_CAPTURE, REASON_CUDA, REASON_MARK, REASON_REQUEST, REASON_STREAM,
+    REASON_TICKET, REFUSED, Error, Progress, Ticket,
+)
+from strata_copy.atomics cimport add_i32, add_i64, load_i32, load_u64, store_i32, store_u64, swap_i32
+from strata_copy.cudart cimport (
+    Guard, clear, cudaErrorNotReady, cudaErrorStreamCaptureImplicit, cudaStreamCaptureStatus, cudaStreamCaptureStatusNone, cuda_failed,
+    guard_enter, guard_leave, is_sticky, outcome, rt,
+)
+from strata_copy.lanes cimport CopierData, DeviceLanes, Slot, cudaEvent_t, device_drain, now, the_copier
+from strata_copy.lanes cimport pthread_mutex_lock, pthread_mutex_unlock
+from strata_copy.plan cimport PlanData, plan_drop
+from strata_copy.states cimport StateData
+
+cdef enum:
+    NAP_NS = 20000          # between two looks at a word
+
+
+cdef Slot *pin(Ticket ticket) noexcept nogil:
+    cdef CopierData *copier = the_copier()
+    cdef Slot *slot
+    if copier == NULL or ticket.v == 0 or <int32_t>(ticket.v & 255) >= copier.n_slots:
+        return NULL
+    slot = &copier.slots[ticket.v & 255]
+    if add_i32(&slot.pins, 1) >= 0 and load_u64(&slot.ticket) == ticket.v:
+        return slot
+    unpin(slot)
+    return NULL
+
+
+cdef void unpin(Slot *slot) noexcept nogil:
+    add_i32(&slot.pins, -1)
+
+
+cdef int ticket_wait_layer(Ticket ticket, int32_t layer, void *stream, int64_t timeout_ns, Error *error) noexcept nogil:
+    cdef Slot *slot = pin(ticket)
+    cdef int status
+    if slot == NULL:
+        return no_ticket(ticket, error)
+    if not 0 <= layer < slot.n_layers:
+        error.wanted, error.found = layer, slot.n_layers
+        status = outcome(error, REFUSED, REASON_MARK, "layer %d of a ticket with %d", layer, slot.n_layers)
+    else:
+        status = wait_queued(slot, layer + 1, timeout_ns, error)
+    if status == OK:
+        status = wait_events(stream, &slot.recorded[slot.first_event[layer]], slot.first_event[layer + 1] - slot.first_event[layer],
+                             error)
+    unpin(slot)
+    return status
+
+
+cdef int ticket_wait_done(Ticket ticket, void *stream, int64_t timeout_ns, Error *error) noexcept nogil:
+    cdef Slot *slot = pin(ticket)
+    cdef CopierData *copier = the_copier()
+    cdef int32_t d
+    cdef int status
+    if slot == NULL:
+        return no_ticket(ticket, error)
+    status = wait_queued(slot, slot.n_layers + 1, timeout_ns, error)
+    for d in range(copier.n_devices):
+        if status == OK and slot.taken[d] >= 0:
+            status = wait_events(stream, &slot.done[d], 1, error)
+    unpin(slot)
+    return status
+
+
+cdef int ticket_poll(Ticket ticket, Progress *progress) noexcept nogil:
+    cdef Slot *slot = pin(ticket)
+    if slot == NULL:
+        return REFUSED
+    progress.status = slot_status(the_copier(), slot)
+    progress.layers_queued = min(load_i32(&slot.layers_queued), slot.n_layers)
+    progress.bytes_total = slot.bytes
+    progress.bytes = slot.bytes if progress.status == OK else 0
+    progress.ns_submit = slot.submitted - slot.started
+    progress.ns_total = (now() if progress.status == AGAIN else slot.ended) - slot.started
+    unpin(slot)
+    return progress.status
+
+
+cdef int tickets_finished(CopierData *copier, Ticket *out, int32_t n) noexcept nogil:
+    cdef Slot *slot
+    cdef Ticket ticket
+    cdef Error error
+    cdef int32_t i, found = 0
+    for i in range(copier.n_slots):
+        if found == n:
+            break
+        ticket.v = load_u64(&copier.slots[i].ticket)
+        slot = pin(ticket)
+        if slot == NULL:
+            continue
+        if load_i32(&slot.released) == 0 and load_i32(&slot.reported) == 0:
+            clear(&error)
+            if ask_if_late(copier, slot, &error) != AGAIN and swap_i32(&slot.reported, 0, 1):
+                out[found] = ticket
+                found += 1
+        unpin(slot)
+    return found
+
+
+cdef int ticket_sync(Ticket ticket, int64_t timeout_ns, Error *error) noexcept nogil:
+    """Looks at the word, then asks CUDA, then naps: the word may be lost with a device that failed, and a runtime that executes only
+    when it must gets to execute."""
+    cdef CopierData *copier = the_copier()
+    cdef Slot *slot = pin(ticket)
+    cdef int64_t until = now() + timeout_ns
+    cdef int status
+    if slot == NULL:
+        return no_ticket(ticket, error)
+    while True:
+        status = slot_status(copier, slot)
+        if status == AGAIN:
+            status = ask(copier, slot, error)
+        if status != AGAIN or (timeout_ns >= 0 and now() >= until):
+            break
+        nap()
+    if status < OK:
+        error[0] = slot.error
+    unpin(slot)
+    return status
+
+
+cdef void ticket_release(Ticket *ticket) noexcept nogil:
+    cdef Slot *slot = pin(ticket[0])
+    ticket.v = 0
+    if slot != NULL:
+        store_i32(&slot.released, 1)
+        unpin(slot)
+
+
+cdef int slot_status(CopierData *copier, Slot *slot) noexcept nogil:
+    cdef int status = load_i32(&slot.status)
+    cdef int32_t d
+    if status == QUEUING:
+        return AGAIN
+    if status != AGAIN:
+        return status
+    for d in range(copier.n_devices):
+        if slot.taken[d] >= 0 and load_u64(&slot.words[d]) != slot.word:
+            return AGAIN if load_i32(&copier.devices[d].poisoned) == 0 else end_poisoned(copier, slot, d)
+    return end_well(slot)
+
+
+cdef void sweep(CopierData *copier) noexcept nogil:
+    cdef Slot *slot
+    cdef int32_t i
+    for i in range(copier.n_slots):
+        slot = &copier.slots[i]
+        if slot.ticket == 0:
+            continue
+        if slot_status(copier, slot) == AGAIN:
+            continue
+        # What a dead device still does to source and target, nobody can tell: they stay held.
+        if slot.holding and load_i32(&slot.status) != POISONED:
+            let_go(slot, i)
+        if load_i32(&slot.released) and not slot.holding and swap_i32(&slot.pins, 0, INT32_MIN // 2):
+            store_u64(&slot.ticket, 0)
+            plan_drop(slot.plan)
+            slot.plan = NULL
+            add_i32(&slot.pins, -(INT32_MIN // 2))
+
+
+cdef void end_badly(CopierData *copier, Slot *slot, int status, const Error *error) noexcept nogil:
+    cdef Slot *reader
+    cdef int32_t i, s
+    slot.error = error[0]
+    slot.error.status = status
+    slot.ended = now()
+    store_i32(&slot.plan.target.invalid, 1)
+    store_i32(&slot.status, status)
+    for i in range(copier.n_slots):
+        reader = &copier.slots[i]
+        if (reader.ticket >> 8) <= (slot.ticket >> 8) or load_i32(&reader.status) != AGAIN:
+            continue        # free, or from before, or ended
+        for s in range(reader.plan.n_sources):
+            if reader.plan.sources[s] == slot.plan.target:
+                end_badly(copier, reader, status, error)
+                break
+
+
+cdef int reset_state(StateData *state, Error *error) noexcept nogil:
+    cdef CopierData *copier = the_copier()
+    cdef int status = OK
+    if copier != NULL:
+        pthread_mutex_lock(&copier.lock)
+        sweep(copier)
+    if load_i32(&state.holds) != 0:
+        error.found = load_i32(&state.holds)
+        status = outcome(error, REFUSED, REASON_BUSY, "the state is in use by %ld tickets: wait for them first", error.found)
+    else:
+        store_i32(&state.invalid, 0)
+        add_i64(<int64_t *>&state.generation, 1)
+    if copier != NULL:
+        pthread_mutex_unlock(&copier.lock)
+    return status
+
+
+cdef void end_all(CopierData *copier) noexcept nogil:
+    """The lanes are drained, so that the words are set: after this no ticket is in flight but on a dead device."""
+    cdef Guard guard
+    cdef Error error
+    cdef int32_t d, i
+    clear(&error)
+    pthread_mutex_lock(&copier.lock)
+    if guard_enter(&guard, &error) == OK:
+        for d in range(copier.n_devices):
+            if load_i32(&copier.devices[d].poisoned) == 0:
+                device_drain(&copier.devices[d], &guard, &error)
+        guard_leave(&guard, OK, &error)
+    for i in range(copier.n_slots):
+        if copier.slots[i].ticket != 0:
+            store_i32(&copier.slots[i].released, 1)
+    sweep(copier)
+    pthread_mutex_unlock(&copier.lock)
+
+
+cdef int check_stream(void *stream, const Guard *guard, Error *error) noexcept nogil:
+    cdef cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone
+    cdef int code
+    if <size_t>stream <= 2:
+        error.found = <int64_t><size_t>stream
+        return outcome(error, REFUSED, REASON_STREAM, "stream %ld is a default stream, which holds up others and may not be queried "
+                       "while they capture: name a stream of your own, or use sync", error.found)
+    code = rt.cudaStreamIsCapturing(stream, &capturing)
+    if code != 0:
+        return cuda_failed(REFUSED, code, "cudaStreamIsCapturing", -1, guard, error)
+    if capturing != cudaStreamCaptureStatusNone:
+        return outcome(error, REFUSED, REASON_CAPTURE, "the stream is capturing a graph: wait before the capture begins")
+    return OK
+
+
+cdef int no_ticket(Ticket ticket, Error *error) noexcept nogil:
+    return outcome(error, REFUSED, REASON_TICKET, "ticket %#llx was released, or its copier is closed",
+                   <unsigned long long>ticket.v)
+
+
+cdef int wait_queued(Slot *slot, int32_t layers, int64_t timeout_ns, Error *error) noexcept nogil:
+    """Until so many layers are queued: another thread is inside the submit of this ticket. An event that is not recorded yet orders
+    nothing, so there is no way but to wait here, or to say AGAIN."""
+    cdef int64_t until = 0
+    cdef int status
+    while load_i32(&slot.layers_queued) < layers:
+        status = load_i32(&slot.status)
+        if status < OK:
+            break
+        if until == 0:
+            until = now() + timeout_ns
+        if timeout_ns >= 0 and now() >= until:
+            return AGAIN
+        nap()
+    status = load_i32(&slot.status)
+    if status < OK:
+        error[0] = slot.error
+        return status
+    return OK
+
+
+cdef int wait_events(void *stream, const cudaEvent_t *events, int32_t n, Error *error) noexcept nogil:
+    cdef Guard guard
+    cdef int32_t i
+    cdef int code
+    cdef int status = OK
+    guard.pending = rt.cudaPeekAtLastError()
+    status = check_stream(stream, &guard, error)
+    for i in range(n):
+        if status == OK:
+            code = rt.cudaStreamWaitEvent(stream, events[i], 0)
+            if code != 0:
+                status = cuda_failed(REFUSED, code, "cudaStreamWaitEvent", -1, &guard, error)
+    return status
+
+
+cdef inline void nap() noexcept nogil:
+    cdef timespec t
+    t.tv_sec, t.tv_nsec = 0, NAP_NS
+    nanosleep(&t, NULL)
+
+
+cdef int end_well(Slot *slot) noexcept nogil:
+    """Any thread may be the first to see the end."""
+    slot.ended = now()
+    swap_i32(&slot.status, AGAIN, OK)
+    return load_i32(&slot.status)
+
+
+cdef int end_poisoned(CopierData *copier, Slot *slot, int32_t d) noexcept nogil:
+    cdef DeviceLanes *device = &copier.devices[d]
+    clear(&slot.error)
+    slot.error.cuda_code, slot.error.device = load_i32(&device.poisoned), device.device
+    outcome(&slot.error, POISONED, REASON_CUDA, "device %d failed earlier with %s (%d): restart the process", device.device,
+            rt.cudaGetErrorName(slot.error.cuda_code), slot.error.cuda_code)
+    slot.ended = now()
+    store_i32(&slot.plan.target.invalid, 1)
+    swap_i32(&slot.status, AGAIN, POISONED)
+    return load_i32(&slot.status)
+
+
+cdef int ask_if_late(CopierData *copier, Slot *slot, Error *error) noexcept nogil:
+    cdef int status = slot_status(copier, slot)
+    if status != AGAIN or load_i32(&slot.status) == QUEUING:
+        return status
+    if now() - max(slot.asked, slot.started) < copier.patience:
+        return AGAIN
+    return ask(copier, slot, error)
+
+
+cdef int ask(CopierData *copier, Slot *slot, Error *error) noexcept nogil:
+    """Asks CUDA for the events behind everything: the end where all are complete, and only this turns a lost word into a failure."""
+    cdef Guard guard
+    cdef int32_t d
+    cdef int code, status
+    if load_i32(&slot.status) == QUEUING:
+        return AGAIN
+    if guard_enter(&guard, error) != OK:
+        return AGAIN
+    slot.asked = now()
+    status = OK
+    for d in range(copier.n_devices):
+        if slot.taken[d] < 0 or status != OK:
+            continue
+        code = rt.cudaEventQuery(slot.done[d])
+        if code == cudaErrorNotReady:
+            status = AGAIN
+        elif code != 0:
+            status = cuda_failed(FAILED, code, "cudaEventQuery", copier.devices[d].device, &guard, error)
+            status = fail_in_flight(copier, slot, d, status, &guard, error)
+    if status == OK:
+        status = end_well(slot)
+    return guard_leave(&guard, status, error)
+
+
+cdef int fail_in_flight(CopierData *copier, Slot *slot, int32_t d, int status, const Guard *guard, Error *error) noexcept nogil:
+    cdef int32_t other
+    cdef Error draining
+    pthread_mutex_lock(&copier.lock)
+    if load_i32(&slot.status) == AGAIN:
+        if status == POISONED:
+            store_i32(&copier.devices[d].poisoned, error.cuda_code)
+        for other in range(copier.n_devices):
+            if slot.taken[other] >= 0 and load_i32(&copier.devices[other].poisoned) == 0:
+                clear(&draining)
+                if device_drain(&copier.devices[other], guard, &draining) != OK:
+                    status = POISONED
+        end_badly(copier, slot, status, error)
+    pthread_mutex_unlock(&copier.lock)
+    return load_i32(&slot.status)
+
+
+cdef void let_go(Slot *slot, int32_t index) noexcept nogil:
+    """Source and target are the engine's again."""
+    cdef PlanData *plan = slot.plan
+    cdef int32_t s
+    slot.holding = 0
+    if plan.target.writer == slot.ticket:
+        plan.target.writer = 0
+    add_i32(&plan.target.holds, -1)
+    for s in range(plan.n_sources):
+        plan.sources[s].readers[index >> 6] &= ~(<uint64_t>1 << (index & 63))
+        add_i32(&plan.sources[s].holds, -1)

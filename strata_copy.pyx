@@ -1,0 +1,758 @@
+"""The face of strata_copy: what a user imports and cimports. Statuses become exceptions here, and nowhere else.
+
+The rooms behind it, in the order in which a copy passes them: layout, states, plan, submit, lanes, tickets; and cudart, the
+runtime under them all. The C functions are declared in _core.pxd and, for C and C++, in include/strata_copy.h.
+"""
+
+import threading
+import warnings
+import weakref
+from collections import deque
+from typing import NamedTuple
+
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.pycapsule cimport PyCapsule_New
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+cimport strata_copy.abi as abi
+from strata_copy.abi cimport (
+    AGAIN, API_VERSION, DEVICE, FAILED, OK, REASON_LAYOUT, REFUSED, WAIT_EVENT, WAIT_STREAM, Error, PartSpec, PlaceSpec, Request,
+    Wait, request_new,
+)
+from strata_copy.atomics cimport load_i32, load_u64
+from strata_copy.cudart cimport clear, outcome, require_runtime
+from strata_copy.lanes cimport (
+    MAX_AFTER, MAX_DEVICES, MAX_LAYERS, CopierData, copier_close, copier_open, copier_reserve, device_index, pthread_mutex_lock,
+    pthread_mutex_unlock, the_copier,
+)
+from strata_copy.layout cimport MAX_GROUPS, MAX_MARKS, Layout, LayoutData
+from strata_copy.plan cimport (
+    MAX_SOURCES, Emission, Extent, PlanData, Units, emit_end, emit_part, plan_drop, plan_new, units_to_move,
+)
+from strata_copy.raising cimport raise_error
+from strata_copy.states cimport MAX_TICKETS, StateData, check_places, state_drop, state_new
+from strata_copy.submit cimport submit_plan
+from strata_copy.tickets cimport (
+    end_all, reset_state, ticket_poll, ticket_release, ticket_sync, ticket_wait_done, ticket_wait_layer, tickets_finished,
+)
+
+from strata_copy.errors import BY_STATUS
+from strata_copy.places import KINDS, Event, Stream, address, handle
+
+ROUTE_NAMES = ("local", "out", "in", "host")
+
+
+class CallerSynced:
+    """The type of CALLER_SYNCED."""
+
+    def __repr__(self):
+        return "CALLER_SYNCED"
+
+
+CALLER_SYNCED = CallerSynced()
+
+
+class Progress(NamedTuple):
+    """How far a ticket is: layers queued, bytes landed (0 until all have) and in all, seconds inside submit, seconds since the call of
+    submit (until the copy was first seen to have ended)."""
+
+    layers_queued: int
+    bytes: int
+    bytes_total: int
+    submit_seconds: float
+    seconds: float
+
+
+cdef class State:
+    """Where one session, slot or image keeps the parts of `layout`.
+
+    places: one Place for each part, in the order of layout.parts. owner: any object that keeps the memory alive; it is held as long
+        as this state is.
+
+    The memory is looked at once, here: kind and device of the first and last byte of each part, allocation borders of host memory,
+    overlaps. Raises Refused, naming the part, where something does not fit. A new state is valid: the engine says what it holds.
+    """
+
+    cdef StateData *data
+    cdef readonly Layout layout
+    cdef readonly tuple places
+    cdef readonly object owner
+
+    def __init__(self, Layout layout, places, *, owner=None):
+        cdef Error error
+        cdef int status
+        require_runtime()
+        self.layout = layout
+        self.places = tuple(places)
+        self.owner = owner
+        if len(self.places) != layout.data.n_parts:
+            raise ValueError(f"{len(self.places)} places for the {layout.data.n_parts} parts of the layout")
+        clear(&error)
+        self.data = state_new(layout.data, &error)
+        if self.data == NULL:
+            raise_error(&error)
+        for i, place in enumerate(self.places):
+            fill_place(place, &layout.data.parts[<int32_t>i], &self.data.places[<int32_t>i])
+        with nogil:
+            status = check_places(self.data, &error)
+        if status != OK:
+            raise_error(&error)
+
+    def __dealloc__(self):
+        state_drop(self.data)
+
+    @property
+    def address(self):
+        """The strata_state pointer for C and C++, as an int. It lives as long as this object."""
+        return <size_t>self.data
+
+    @property
+    def generation(self):
+        """Counts what changed the content: copies submitted into this state, and resets."""
+        return load_u64(&self.data.generation)
+
+    @property
+    def valid(self):
+        """False from a failed or cancelled copy into this state until `reset`."""
+        return load_i32(&self.data.invalid) == 0
+
+    @property
+    def busy(self):
+        """True while a ticket in flight was last seen to read or write this state."""
+        return load_i32(&self.data.holds) != 0
+
+    def reset(self):
+        """The content starts anew: valid again after a failed copy, with a new generation. Raises Refused while a ticket uses it."""
+        cdef Error error
+        clear(&error)
+        if reset_state(self.data, &error) != OK:
+            raise_error(&error)
+
+    def __repr__(self):
+        return (f"<State of {self.layout!r}, generation {self.generation}"
+                f"{'' if self.valid else ', INVALID'}{', busy' if self.busy else ''}>")
+
+
+cdef class Plan:
+    """A source (or one for each group) and a target, checked against each other; used again for every copy between them.
+
+    Made by Copier.plan. It knows no length: each submit brings its marks.
+    """
+
+    cdef PlanData *data
+    cdef readonly dict sources      # group name to State
+    cdef readonly State target
+    cdef readonly Copier copier
+
+    def __init__(self):
+        raise TypeError("plans are made by Copier.plan")
+
+    def __dealloc__(self):
+        plan_drop(self.data)
+
+    @property
+    def address(self):
+        """The strata_plan pointer for C and C++, as an int. It lives as long as this object."""
+        return <size_t>self.data
+
+    @property
+    def layout(self):
+        return self.target.layout
+
+    def routes(self):
+        """The routes of this plan's parts with the devices that carry them: a set of (route, device)."""
+        return {(ROUTE_NAMES[self.data.parts[i].route], self.data.parts[i].device) for i in range(self.data.target.layout.n_parts)}
+
+    def submit(self, upto, *, after=None, begin=None, groups=None, src_bank=None, dst_bank=None, src_generation=0, dst_generation=0):
+        """Queues the copy and returns its Ticket, or None where no ticket is free (nothing happened then: try later).
+
+        upto: the marks up to which rows move, one int for each of layout.marks. begin: the marks up to which the target has them
+            already; None for 0.
+        after: what the copy waits for (who wrote the source, who still reads the target): Event and Stream values, or CALLER_SYNCED
+            where both are known to be done. There is no default.
+        groups: names of the groups that move; None for all. src_bank, dst_bank: the bank of parts that have several, an int or a
+            dict from group to int. src_generation, dst_generation: refuse where the state has another; 0 for any.
+
+        Source and target are held until the ticket ends. Raises Refused (nothing was written), Failed (the target is INVALID),
+        Poisoned.
+        """
+        return self.copier._submit(self, upto, after, begin, groups, src_bank, dst_bank, src_generation, dst_generation)
+
+    def extents(self, upto, begin=None):
+        """What a submit would copy: a list of (target, source, width, rows, target_pitch, source_pitch), in bytes, in order.
+
+        Extents of a layer are merged where they follow each other. Nothing is copied. Raises Refused as submit does.
+        """
+        cdef Error error
+        cdef Request request
+        cdef int64_t upto_values[MAX_MARKS]
+        cdef int64_t begin_values[MAX_MARKS]
+        cdef int64_t bytes = 0
+        cdef int32_t l, k, i
+        cdef const LayoutData *layout = self.data.target.layout
+        cdef Units *units
+        cdef Emission emission
+        found = []
+        request = request_new(upto_values, fill_marks(self.layout, upto, upto_values))
+        if begin is not None:
+            fill_marks(self.layout, begin, begin_values)
+            request.begin = begin_values
+        units = <Units *>calloc(layout.n_parts, sizeof(Units))
+        if units == NULL:
+            raise MemoryError
+        try:
+            clear(&error)
+            if units_to_move(self.data, &request, units, &bytes, &error) != OK:
+                raise_error(&error)
+            emission.take, emission.sink, emission.pending.rows = collect, <void *>found, 0
+            for l in range(layout.n_layers):
+                for k in range(layout.first[l], layout.first[l + 1]):
+                    i = layout.order[k]
+                    if emit_part(&emission, self.data, &request, i, &units[i]) != OK:
+                        raise MemoryError
+                if emit_end(&emission) != OK:
+                    raise MemoryError
+        finally:
+            free(units)
+        return found
+
+cdef class Copier:
+    """The lanes, events and tickets of this process, on the devices that are named. One is open at a time; `close` it, or use `with`.
+
+    devices: ordinals of the devices whose memory is copied. tickets: copies that may be in flight or not yet looked at. layer_events:
+        events that a ticket may take on a device, one for each layer and route in it. chunk: bytes after which a long copy between
+        device and host leaves a gap for others. patience: seconds after which CUDA is asked for a ticket whose end was not told.
+
+    Opening makes everything that copies need, so that none of them allocates. It opens the runtime: the CUDA runtime, or what
+    STRATA_COPY_RUNTIME says; there is no fallback. Raises RuntimeUnavailable, Refused where something cannot be had, and
+    RuntimeError where another copier is open.
+    """
+
+    cdef CopierData *data
+    cdef readonly tuple devices
+    cdef object flying, ended, __weakref__
+
+    def __init__(self, devices=(0,), *, tickets=64, layer_events=128, chunk=32 << 20, patience=10.0):
+        cdef int32_t ordinals[MAX_DEVICES]
+        self.devices = tuple(devices)
+        self.flying, self.ended = {}, deque(maxlen=1024)
+        if not 1 <= len(self.devices) <= MAX_DEVICES or len(set(self.devices)) != len(self.devices):
+            raise ValueError(f"devices {self.devices}; 1 to {MAX_DEVICES}, each once")
+        for name, value, high in (("tickets", tickets, MAX_TICKETS), ("layer_events", layer_events, 1 << 16), ("chunk", chunk, 1 << 40)):
+            if not 1 <= value <= high:
+                raise ValueError(f"{name} is {value}; may be 1 to {high}")
+        for i, device in enumerate(self.devices):
+            ordinals[<int32_t>i] = device
+        require_runtime()
+        if the_copier() != NULL:
+            raise RuntimeError("a copier is open in this process: use that one, or close it")
+        self.data = open_on_thread(ordinals, len(self.devices), tickets, layer_events, chunk, <int64_t>(patience * 1e9))
+
+    def __dealloc__(self):
+        # Without close there is no thread to wait on here; in a fork the handles are the parent's.
+        if self.data != NULL and self.data == the_copier():
+            warnings.warn("a Copier was dropped without close: its lanes stay open", ResourceWarning)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    @property
+    def address(self):
+        """The strata_copier pointer for C and C++, as an int; 0 once closed."""
+        return <size_t>self.data
+
+    @property
+    def closed(self):
+        return self.data == NULL or self.data != the_copier()
+
+    def close(self):
+        """Waits for the tickets in flight, then gives everything back. Tickets keep what they last knew. Closing twice is allowed."""
+        cdef CopierData *data = self.data
+        if self.closed:
+            return
+        with nogil:
+            end_all(data)
+        self._collect()
+        self.data = NULL
+        close_on_thread(data)
+
+    def plan(self, source, State target):
+        """A Plan from `source` to `target`. source: a State, or a dict from each group's name to the State that it comes from.
+
+        Raises Refused where the layouts differ (the first difference is named), where states overlap or are one, where a place is on
+        a device that is not open, or where no route leads there.
+        """
+        cdef Error error
+        cdef StateData *states[MAX_SOURCES]
+        cdef int32_t source_of_group[MAX_GROUPS]
+        cdef Plan plan = Plan.__new__(Plan)
+        cdef int status
+        self._alive()
+        plan.copier, plan.target = self, target
+        plan.sources = dict(source) if isinstance(source, dict) else dict.fromkeys(target.layout.groups, source)
+        if set(plan.sources) != set(target.layout.groups):
+            raise ValueError(f"sources for {sorted(plan.sources)}; the layout's groups are {sorted(target.layout.groups)}")
+        distinct = list({id(state): state for state in plan.sources.values()}.values())
+        if len(distinct) > MAX_SOURCES:
+            raise ValueError(f"{len(distinct)} sources; at most {MAX_SOURCES}")
+        clear(&error)
+        for i, state in enumerate(distinct):
+            states[<int32_t>i] = (<State?>state).data
+            difference = (<State>state).layout.difference(target.layout).encode()
+            if difference:
+                outcome(&error, REFUSED, REASON_LAYOUT, "the layouts of source and target differ in %s", <const char *>difference)
+                raise_error(&error)
+        for g, group in enumerate(target.layout.groups):
+            source_of_group[<int32_t>g] = next(i for i, state in enumerate(distinct) if state is plan.sources[group])
+        plan.data = plan_new(states, len(distinct), target.data, source_of_group, &error)
+        if plan.data == NULL or adopt(self.data, plan.data, &error) != OK:
+            raise_error(&error)
+        return plan
+
+    def submit(self, source, State target, *, upto, **how):
+        """`plan(source, target).submit(upto, **how)`: for one copy between these states."""
+        return self.plan(source, target).submit(upto, **how)
+
+    def finished(self):
+        """The tickets that have ended since the last call, the oldest 1,024 at most. Memory loads; CUDA is asked only for a ticket that
+        is older than `patience`."""
+        self._collect()
+        found = list(self.ended)
+        self.ended.clear()
+        return found
+
+    def _submit(self, Plan plan, upto, after, begin, groups, src_bank, dst_bank, src_generation, dst_generation):
+        cdef Error error
+        cdef Request request
+        cdef int64_t upto_values[MAX_MARKS]
+        cdef int64_t begin_values[MAX_MARKS]
+        cdef int64_t src_banks[MAX_GROUPS]
+        cdef int64_t dst_banks[MAX_GROUPS]
+        cdef Wait waits[MAX_AFTER]
+        cdef abi.Ticket value
+        cdef int status
+        cdef Layout layout = plan.target.layout
+        self._alive()
+        request = request_new(upto_values, fill_marks(layout, upto, upto_values))
+        if begin is not None:
+            if fill_marks(layout, begin, begin_values) != request.n_marks:
+                raise ValueError("begin and upto have different numbers of marks")
+            request.begin = begin_values
+        if after is CALLER_SYNCED:
+            request.flags = abi.CALLER_SYNCED
+        elif after is not None:
+            request.n_after, request.after = fill_waits(after, waits), waits
+        request.groups = group_bits(layout, groups)
+        if src_bank is not None:
+            fill_banks(layout, src_bank, src_banks)
+            request.src_bank = src_banks
+        if dst_bank is not None:
+            fill_banks(layout, dst_bank, dst_banks)
+            request.dst_bank = dst_banks
+        request.src_generation, request.dst_generation = src_generation, dst_generation
+        self._collect()
+        clear(&error)
+        with nogil:
+            status = submit_plan(plan.data, &request, &value, &error)
+        if status == AGAIN:
+            return None
+        if status != OK:
+            raise_error(&error)
+        ticket = new_ticket(plan, value)
+        self.flying[value.v] = ticket
+        return ticket
+
+    def _alive(self):
+        if self.closed:
+            raise RuntimeError("the copier is closed, or this process is a fork of the one that opened it")
+
+    def _collect(self):
+        """Takes the tickets that have ended out of flight. They know how they ended, and their slots are free."""
+        for ticket in [ticket for ticket in self.flying.values() if ticket.done]:
+            self.flying.pop(ticket.value, None)
+            self.ended.append(ticket)
+
+
+cdef class Ticket:
+    """One submitted copy. Made by Plan.submit and Copier.submit; it holds source and target until the copy has ended.
+
+    Waits return True where the stream now depends on the bytes and False where they were not queued within `timeout` seconds. They
+    raise the copy's own exception where it did not end well.
+    """
+
+    cdef abi.Ticket ticket
+    cdef readonly Plan plan
+    cdef readonly uint64_t value
+    cdef int status
+    cdef object last, failure, __weakref__
+
+    def __init__(self):
+        raise TypeError("tickets are made by Plan.submit")
+
+    def __dealloc__(self):
+        ticket_release(&self.ticket)
+
+    def wait_layer(self, layer, stream, timeout=0.0):
+        """`stream` waits for all bytes that `layer` needs."""
+        return self._wait(layer, stream, timeout)
+
+    def wait_done(self, stream, timeout=0.0):
+        """`stream` waits for the whole copy: the target may be read behind it."""
+        return self._wait(None, stream, timeout)
+
+    def wait_source(self, stream, timeout=0.0):
+        """`stream` waits for the last read of the source: it may be overwritten or freed behind it."""
+        return self._wait(None, stream, timeout)
+
+    def sync(self, timeout=None):
+        """Holds the caller (not the GIL) until the copy has ended; False where it has not within `timeout` seconds."""
+        cdef Error error
+        cdef int status = AGAIN
+        cdef int64_t slice_ns, left = -1 if timeout is None else <int64_t>(timeout * 1e9)
+        while self.status == AGAIN:
+            slice_ns = 50000000 if left < 0 or left > 50000000 else left    # so that signals are seen
+            clear(&error)
+            with nogil:
+                status = ticket_sync(self.ticket, slice_ns, &error)
+            PyErr_CheckSignals()
+            self._look()
+            if left >= 0:
+                left -= slice_ns
+                if left <= 0:
+                    break
+        if self.failure is not None:
+            raise self.failure
+        return self.status == OK
+
+    def poll(self):
+        """A Progress, from memory alone. Raises where the copy did not end well."""
+        progress = self._look()
+        if self.failure is not None:
+            raise self.failure
+        return progress
+
+    @property
+    def done(self):
+        """True once the copy has ended, well or not."""
+        self._look()
+        return self.status != AGAIN
+
+    @property
+    def error(self):
+        """The exception that the copy ended with, or None."""
+        self._look()
+        return self.failure
+
+    @property
+    def target(self):
+        return self.plan.target
+
+    @property
+    def routes(self):
+        return self.plan.routes()
+
+    @property
+    def bytes(self):
+        """Bytes that the copy moves."""
+        return self._look().bytes_total
+
+    @property
+    def seconds(self):
+        """From the call of submit to now, or to when the copy was first seen to have ended."""
+        return self._look().seconds
+
+    def __repr__(self):
+        progress = self._look()
+        how = "in flight" if self.status == AGAIN else "done" if self.status == OK else type(self.failure).__name__
+        return f"<Ticket {self.value:#x}: {progress.bytes_total} bytes, {how}>"
+
+    def _wait(self, layer, stream, timeout):
+        cdef Error error
+        cdef int32_t number = -1 if layer is None else layer
+        cdef void *stream_handle = <void *><size_t>handle(stream)
+        cdef int64_t ns = <int64_t>(timeout * 1e9)
+        cdef int status
+        if layer is not None and not 0 <= number < self.plan.target.layout.layers:
+            raise ValueError(f"layer {layer}; the layout has {self.plan.target.layout.layers}")
+        self._look()
+        if self.failure is not None:
+            raise self.failure
+        if self.status == OK:       # the bytes have landed
+            return True
+        clear(&error)
+        with nogil:
+            status = (ticket_wait_done(self.ticket, stream_handle, ns, &error) if number < 0 else
+                      ticket_wait_layer(self.ticket, number, stream_handle, ns, &error))
+        if status < OK:
+            raise_error(&error)
+        return status == OK
+
+    def _look(self):
+        """The latest Progress. The first look that finds the end keeps it and gives the slot back."""
+        cdef abi.Progress p
+        cdef Error error
+        if self.status != AGAIN:
+            return self.last
+        if ticket_poll(self.ticket, &p) == REFUSED:
+            return self.last        # its copier was closed
+        self.last = Progress(p.layers_queued, p.bytes, p.bytes_total, p.ns_submit / 1e9, p.ns_total / 1e9)
+        if p.status == AGAIN:
+            return self.last
+        if p.status < OK:
+            clear(&error)
+            ticket_sync(self.ticket, 0, &error)
+            try:
+                raise_error(&error)
+            except Exception as failure:
+                self.failure = failure
+        self.status = p.status
+        ticket_release(&self.ticket)
+        return self.last
+
+
+# ---- the functions of _core.pxd and of the C table
+
+cdef int submit(abi.Plan *plan, const abi.Request *request, abi.Ticket *ticket, abi.Error *error) noexcept nogil:
+    cdef abi.Error unread
+    return submit_plan(<PlanData *>plan, request, ticket, cleared(error, &unread))
+
+
+cdef int wait_layer(abi.Ticket ticket, int32_t layer, void *stream, int64_t timeout_ns, abi.Error *error) noexcept nogil:
+    cdef abi.Error unread
+    return ticket_wait_layer(ticket, layer, stream, timeout_ns, cleared(error, &unread))
+
+
+cdef int wait_done(abi.Ticket ticket, void *stream, int64_t timeout_ns, abi.Error *error) noexcept nogil:
+    cdef abi.Error unread
+    return ticket_wait_done(ticket, stream, timeout_ns, cleared(error, &unread))
+
+
+cdef int wait_source(abi.Ticket ticket, void *stream, int64_t timeout_ns, abi.Error *error) noexcept nogil:
+    # On every route of this release the last read of the source and the last write of the target are one copy.
+    return wait_done(ticket, stream, timeout_ns, error)
+
+
+cdef int poll(abi.Ticket ticket, abi.Progress *progress) noexcept nogil:
+    return ticket_poll(ticket, progress)
+
+
+cdef int finished(abi.Copier *copier, abi.Ticket *out, int32_t n) noexcept nogil:
+    return tickets_finished(<CopierData *>copier, out, n)
+
+
+cdef int sync(abi.Ticket ticket, int64_t timeout_ns, abi.Error *error) noexcept nogil:
+    cdef abi.Error unread
+    return ticket_sync(ticket, timeout_ns, cleared(error, &unread))
+
+
+cdef void release(abi.Ticket *ticket) noexcept nogil:
+    ticket_release(ticket)
+
+
+cdef uint64_t generation(const abi.State *state) noexcept nogil:
+    return load_u64(&(<const StateData *>state).generation)
+
+
+cdef int reset(abi.State *state, abi.Error *error) noexcept nogil:
+    cdef abi.Error unread
+    return reset_state(<StateData *>state, cleared(error, &unread))
+
+
+cdef abi.Plan *plan_of(object plan) except NULL:
+    return <abi.Plan *>(<Plan?>plan).data
+
+
+cdef abi.State *state_of(object state) except NULL:
+    return <abi.State *>(<State?>state).data
+
+
+cdef abi.Copier *copier_of(object copier) except NULL:
+    if (<Copier?>copier).data == NULL:
+        raise RuntimeError("the copier is closed")
+    return <abi.Copier *>(<Copier>copier).data
+
+
+cdef inline abi.Error *cleared(abi.Error *error, abi.Error *unread) noexcept nogil:
+    """The caller's error, or a place for one that nobody reads."""
+    if error == NULL:
+        error = unread
+    clear(error)
+    return error
+
+
+cdef extern from "strata_copy.h" nogil:
+    ctypedef struct Table "strata_copy_api":
+        uint32_t version, size
+        int (*submit)(abi.Plan *, const abi.Request *, abi.Ticket *, abi.Error *) noexcept nogil
+        int (*wait_layer)(abi.Ticket, int32_t, void *, int64_t, abi.Error *) noexcept nogil
+        int (*wait_done)(abi.Ticket, void *, int64_t, abi.Error *) noexcept nogil
+        int (*wait_source)(abi.Ticket, void *, int64_t, abi.Error *) noexcept nogil
+        int (*poll)(abi.Ticket, abi.Progress *) noexcept nogil
+        int (*finished)(abi.Copier *, abi.Ticket *, int32_t) noexcept nogil
+        int (*sync)(abi.Ticket, int64_t, abi.Error *) noexcept nogil
+        void (*release)(abi.Ticket *) noexcept nogil
+        uint64_t (*state_generation)(const abi.State *) noexcept nogil
+        int (*state_reset)(abi.State *, abi.Error *) noexcept nogil
+
+
+cdef Table table
+table.version, table.size = API_VERSION, sizeof(Table)
+table.submit, table.wait_layer, table.wait_done, table.wait_source = submit, wait_layer, wait_done, wait_source
+table.poll, table.finished, table.sync, table.release = poll, finished, sync, release
+table.state_generation, table.state_reset = generation, reset
+_C_API = PyCapsule_New(&table, "strata_copy._core._C_API", NULL)
+
+
+# ---- from Python's values to C's
+
+cdef uint32_t fill_marks(Layout layout, marks, int64_t *values) except 0:
+    """The values of a request's marks; fewer or more than the layout has are left to the check of the request."""
+    marks = (marks,) if isinstance(marks, int) else tuple(marks)
+    if not 1 <= len(marks) <= MAX_MARKS:
+        raise ValueError(f"{len(marks)} marks; the layout has {len(layout.marks)}: {', '.join(layout.marks)}")
+    for i, mark in enumerate(marks):
+        if type(mark) is not int:
+            raise TypeError(f"mark {i} is {mark!r}, not an int")
+        values[<int32_t>i] = mark
+    return len(marks)
+
+
+cdef int fill_place(place, const PartSpec *part, PlaceSpec *spec) except -1:
+    """The Place as C has it, with the strides that 0 stands for."""
+    if place.kind not in KINDS:
+        raise ValueError(f"kind {place.kind!r}; may be {', '.join(KINDS)}")
+    spec.base = <void *><size_t>address(place.base)
+    spec.host_base = <void *><size_t>address(place.base if place.host_base is None else place.host_base)
+    spec.kind, spec.device = KINDS.index(place.kind), place.device
+    if spec.kind == DEVICE:
+        spec.host_base = NULL
+    spec.units, spec.stride = place.units, place.stride or part.growth.unit_bytes
+    spec.rep_stride = place.rep_stride or spec.units * spec.stride
+    spec.banks = place.banks
+    spec.bank_stride = place.bank_stride or part.rep * spec.rep_stride
+    spec.ring, spec.page_group = place.ring, place.page_group
+    spec.page_units, spec.page_stride = place.page_units, place.page_stride
+    return 0
+
+
+cdef int collect(void *sink, const Extent *e) noexcept nogil:
+    with gil:
+        try:
+            (<list>sink).append((<size_t>e.target, <size_t>e.source, e.width, e.rows, e.target_pitch, e.source_pitch))
+            return OK
+        except MemoryError:
+            return FAILED
+
+cdef int fill_waits(after, Wait *waits) except -1:
+    after = (after,) if isinstance(after, (Event, Stream)) else tuple(after)
+    if len(after) > MAX_AFTER:
+        raise ValueError(f"{len(after)} waits; at most {MAX_AFTER}")
+    for i, wait in enumerate(after):
+        if not isinstance(wait, (Event, Stream)):
+            raise TypeError(f"after is made of Event and Stream values, not {type(wait).__name__}")
+        waits[<int32_t>i].handle = <void *><size_t>handle(wait.handle)
+        waits[<int32_t>i].device = wait.device
+        waits[<int32_t>i].kind = WAIT_EVENT if isinstance(wait, Event) else WAIT_STREAM
+    return len(after)
+
+
+cdef uint64_t group_bits(Layout layout, groups) except? 0:
+    cdef uint64_t bits = 0
+    if groups is None:
+        return 0
+    for group in groups:
+        if group not in layout.groups:
+            raise ValueError(f"group {group!r} is none of {layout.groups}")
+        bits |= <uint64_t>1 << <int>layout.groups.index(group)
+    if bits == 0:
+        raise ValueError("no group is named; None is for all")
+    return bits
+
+
+cdef int fill_banks(Layout layout, banks, int64_t *values) except -1:
+    for g, group in enumerate(layout.groups):
+        values[<int32_t>g] = banks.get(group, 0) if isinstance(banks, dict) else banks
+    return 0
+
+
+cdef Ticket new_ticket(Plan plan, abi.Ticket value):
+    cdef Ticket ticket = Ticket.__new__(Ticket)
+    ticket.plan, ticket.ticket, ticket.value, ticket.status = plan, value, value.v, AGAIN
+    ticket._look()
+    return ticket
+
+
+cdef int adopt(CopierData *copier, PlanData *plan, Error *error) noexcept nogil:
+    """What a plan needs of the copier that will carry it."""
+    cdef const LayoutData *layout = plan.target.layout
+    cdef int32_t i
+    cdef int status
+    if plan.n_events > copier.layer_events or layout.n_layers > MAX_LAYERS:
+        error.wanted, error.found = plan.n_events, copier.layer_events
+        return outcome(error, REFUSED, abi.REASON_CAPACITY, "%d layer events and %d layers are needed; the copier has layer_events=%d and "
+                       "takes %d layers", plan.n_events, layout.n_layers, copier.layer_events, <int>MAX_LAYERS)
+    for i in range(layout.n_parts):
+        if plan.parts[i].device == -1:
+            plan.parts[i].device = copier.devices[0].device
+        if device_index(copier, plan.parts[i].device) < 0:
+            error.part, error.layer, error.device = i, layout.parts[i].layer, plan.parts[i].device
+            return outcome(error, REFUSED, abi.REASON_PLACE, "part '%s' of layer %d is on device %d, which the copier has not open",
+                           layout.parts[i].name, layout.parts[i].layer, plan.parts[i].device)
+    pthread_mutex_lock(&copier.lock)
+    status = copier_reserve(copier, layout.n_parts, error)
+    pthread_mutex_unlock(&copier.lock)
+    plan.copier = copier.number
+    return status
+
+
+# ---- a thread of its own for what changes the current device: the caller's stays as it is, without a context on a device that it
+# did not choose
+
+cdef class OnThread:
+    """Opens or closes a copier in `run`."""
+
+    cdef CopierData *copier
+    cdef int32_t devices[MAX_DEVICES]
+    cdef int32_t n_devices, tickets, layer_events
+    cdef int64_t chunk, patience
+    cdef Error error
+
+    def open(self):
+        with nogil:
+            self.copier = copier_open(self.devices, self.n_devices, self.tickets, self.layer_events, self.chunk, self.patience,
+                                      &self.error)
+
+    def close(self):
+        with nogil:
+            copier_close(self.copier, &self.error)
+
+    def run(self, what):
+        thread = threading.Thread(target=what, name="strata_copy")
+        clear(&self.error)
+        thread.start()
+        thread.join()
+        if self.error.status != OK:
+            raise_error(&self.error)
+
+
+cdef CopierData *open_on_thread(const int32_t *devices, int32_t n_devices, int32_t tickets, int32_t layer_events, int64_t chunk,
+                                int64_t patience) except NULL:
+    cdef OnThread opening = OnThread()
+    cdef int32_t d
+    for d in range(n_devices):
+        opening.devices[d] = devices[d]
+    opening.n_devices, opening.tickets, opening.layer_events = n_devices, tickets, layer_events
+    opening.chunk, opening.patience = chunk, patience
+    opening.run(opening.open)
+    return opening.copier
+
+
+cdef int close_on_thread(CopierData *copier) except -1:
+    cdef OnThread closing = OnThread()
+    closing.copier = copier
+    closing.run(closing.close)
+    return 0
