@@ -79,7 +79,7 @@ def extension(name: str, *sources: str, language: str = "c") -> Extension:
     return ext
 
 
-ROOMS = ["raising", "runtime", "layout", "states", "plan", "lanes", "tickets", "submit"]
+ROOMS = ["raising", "runtime", "layout", "states", "plan", "lanes", "tickets", "submit", "values", "opening"]
 EXTENSIONS = [
     extension("cudart", "src/strata_copy/cudart.pyx", "src/cudart/table.c"),
     extension(

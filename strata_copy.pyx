@@ -4,9 +4,7 @@ The rooms behind it, in the order in which a copy passes them: layout, states, p
 runtime under them all. The C functions are declared in _core.pxd and, for C and C++, in include/strata_copy.h.
 """
 
-import threading
 import warnings
-import weakref
 from collections import deque
 from typing import NamedTuple
 
@@ -16,41 +14,26 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 cimport strata_copy.abi as abi
-from strata_copy.abi cimport (
-    AGAIN, API_VERSION, DEVICE, FAILED, OK, REASON_LAYOUT, REFUSED, WAIT_EVENT, WAIT_STREAM, Error, PartSpec, PlaceSpec, Request,
-    Wait, request_new,
-)
+from strata_copy.abi cimport AGAIN, API_VERSION, FAILED, OK, REASON_LAYOUT, REFUSED, Error
 from strata_copy.atomics cimport load_i32, load_u64
 from strata_copy.cudart cimport clear, outcome, require_runtime
-from strata_copy.lanes cimport (
-    MAX_AFTER, MAX_DEVICES, MAX_LAYERS, CopierData, copier_close, copier_open, copier_reserve, device_index, pthread_mutex_lock,
-    pthread_mutex_unlock, the_copier,
-)
-from strata_copy.layout cimport MAX_GROUPS, MAX_MARKS, Layout, LayoutData
+from strata_copy.lanes cimport MAX_DEVICES, CopierData, the_copier
+from strata_copy.layout cimport MAX_GROUPS, Layout, LayoutData
+from strata_copy.opening cimport close_on_thread, open_on_thread
 from strata_copy.plan cimport (
     MAX_SOURCES, Emission, Extent, PlanData, Units, emit_end, emit_part, plan_drop, plan_new, units_to_move,
 )
 from strata_copy.raising cimport raise_error
 from strata_copy.states cimport MAX_TICKETS, StateData, check_places, state_drop, state_new
-from strata_copy.submit cimport submit_plan
+from strata_copy.submit cimport adopt_plan, submit_plan
 from strata_copy.tickets cimport (
     end_all, reset_state, ticket_poll, ticket_release, ticket_sync, ticket_wait_done, ticket_wait_layer, tickets_finished,
 )
+from strata_copy.values cimport RequestValues, fill_place, fill_request
 
-from strata_copy.errors import BY_STATUS
-from strata_copy.places import KINDS, Event, Stream, address, handle
+from strata_copy.places import handle
 
 ROUTE_NAMES = ("local", "out", "in", "host")
-
-
-class CallerSynced:
-    """The type of CALLER_SYNCED."""
-
-    def __repr__(self):
-        return "CALLER_SYNCED"
-
-
-CALLER_SYNCED = CallerSynced()
 
 
 class Progress(NamedTuple):
@@ -185,31 +168,26 @@ cdef class Plan:
         Extents of a layer are merged where they follow each other. Nothing is copied. Raises Refused as submit does.
         """
         cdef Error error
-        cdef Request request
-        cdef int64_t upto_values[MAX_MARKS]
-        cdef int64_t begin_values[MAX_MARKS]
+        cdef RequestValues values
         cdef int64_t bytes = 0
-        cdef int32_t l, k, i
+        cdef int32_t layer, k, i
         cdef const LayoutData *layout = self.data.target.layout
         cdef Units *units
         cdef Emission emission
         found = []
-        request = request_new(upto_values, fill_marks(self.layout, upto, upto_values))
-        if begin is not None:
-            fill_marks(self.layout, begin, begin_values)
-            request.begin = begin_values
+        fill_request(&values, self.layout, upto, begin, None, None, None, None)
         units = <Units *>calloc(layout.n_parts, sizeof(Units))
         if units == NULL:
             raise MemoryError
         try:
             clear(&error)
-            if units_to_move(self.data, &request, units, &bytes, &error) != OK:
+            if units_to_move(self.data, &values.request, units, &bytes, &error) != OK:
                 raise_error(&error)
             emission.take, emission.sink, emission.pending.rows = collect, <void *>found, 0
-            for l in range(layout.n_layers):
-                for k in range(layout.first[l], layout.first[l + 1]):
+            for layer in range(layout.n_layers):
+                for k in range(layout.first[layer], layout.first[layer + 1]):
                     i = layout.order[k]
-                    if emit_part(&emission, self.data, &request, i, &units[i]) != OK:
+                    if emit_part(&emission, self.data, &values.request, i, &units[i]) != OK:
                         raise MemoryError
                 if emit_end(&emission) != OK:
                     raise MemoryError
@@ -290,7 +268,6 @@ cdef class Copier:
         cdef StateData *states[MAX_SOURCES]
         cdef int32_t source_of_group[MAX_GROUPS]
         cdef Plan plan = Plan.__new__(Plan)
-        cdef int status
         self._alive()
         plan.copier, plan.target = self, target
         plan.sources = dict(source) if isinstance(source, dict) else dict.fromkeys(target.layout.groups, source)
@@ -309,7 +286,7 @@ cdef class Copier:
         for g, group in enumerate(target.layout.groups):
             source_of_group[<int32_t>g] = next(i for i, state in enumerate(distinct) if state is plan.sources[group])
         plan.data = plan_new(states, len(distinct), target.data, source_of_group, &error)
-        if plan.data == NULL or adopt(self.data, plan.data, &error) != OK:
+        if plan.data == NULL or adopt_plan(self.data, plan.data, &error) != OK:
             raise_error(&error)
         return plan
 
@@ -327,37 +304,16 @@ cdef class Copier:
 
     def _submit(self, Plan plan, upto, after, begin, groups, src_bank, dst_bank, src_generation, dst_generation):
         cdef Error error
-        cdef Request request
-        cdef int64_t upto_values[MAX_MARKS]
-        cdef int64_t begin_values[MAX_MARKS]
-        cdef int64_t src_banks[MAX_GROUPS]
-        cdef int64_t dst_banks[MAX_GROUPS]
-        cdef Wait waits[MAX_AFTER]
+        cdef RequestValues values
         cdef abi.Ticket value
         cdef int status
-        cdef Layout layout = plan.target.layout
         self._alive()
-        request = request_new(upto_values, fill_marks(layout, upto, upto_values))
-        if begin is not None:
-            if fill_marks(layout, begin, begin_values) != request.n_marks:
-                raise ValueError("begin and upto have different numbers of marks")
-            request.begin = begin_values
-        if after is CALLER_SYNCED:
-            request.flags = abi.CALLER_SYNCED
-        elif after is not None:
-            request.n_after, request.after = fill_waits(after, waits), waits
-        request.groups = group_bits(layout, groups)
-        if src_bank is not None:
-            fill_banks(layout, src_bank, src_banks)
-            request.src_bank = src_banks
-        if dst_bank is not None:
-            fill_banks(layout, dst_bank, dst_banks)
-            request.dst_bank = dst_banks
-        request.src_generation, request.dst_generation = src_generation, dst_generation
+        fill_request(&values, plan.target.layout, upto, begin, after, groups, src_bank, dst_bank)
+        values.request.src_generation, values.request.dst_generation = src_generation, dst_generation
         self._collect()
         clear(&error)
         with nogil:
-            status = submit_plan(plan.data, &request, &value, &error)
+            status = submit_plan(plan.data, &values.request, &value, &error)
         if status == AGAIN:
             return None
         if status != OK:
@@ -607,37 +563,7 @@ table.state_generation, table.state_reset = generation, reset
 _C_API = PyCapsule_New(&table, "strata_copy._core._C_API", NULL)
 
 
-# ---- from Python's values to C's
-
-cdef uint32_t fill_marks(Layout layout, marks, int64_t *values) except 0:
-    """The values of a request's marks; fewer or more than the layout has are left to the check of the request."""
-    marks = (marks,) if isinstance(marks, int) else tuple(marks)
-    if not 1 <= len(marks) <= MAX_MARKS:
-        raise ValueError(f"{len(marks)} marks; the layout has {len(layout.marks)}: {', '.join(layout.marks)}")
-    for i, mark in enumerate(marks):
-        if type(mark) is not int:
-            raise TypeError(f"mark {i} is {mark!r}, not an int")
-        values[<int32_t>i] = mark
-    return len(marks)
-
-
-cdef int fill_place(place, const PartSpec *part, PlaceSpec *spec) except -1:
-    """The Place as C has it, with the strides that 0 stands for."""
-    if place.kind not in KINDS:
-        raise ValueError(f"kind {place.kind!r}; may be {', '.join(KINDS)}")
-    spec.base = <void *><size_t>address(place.base)
-    spec.host_base = <void *><size_t>address(place.base if place.host_base is None else place.host_base)
-    spec.kind, spec.device = KINDS.index(place.kind), place.device
-    if spec.kind == DEVICE:
-        spec.host_base = NULL
-    spec.units, spec.stride = place.units, place.stride or part.growth.unit_bytes
-    spec.rep_stride = place.rep_stride or spec.units * spec.stride
-    spec.banks = place.banks
-    spec.bank_stride = place.bank_stride or part.rep * spec.rep_stride
-    spec.ring, spec.page_group = place.ring, place.page_group
-    spec.page_units, spec.page_stride = place.page_units, place.page_stride
-    return 0
-
+# ---- helpers
 
 cdef int collect(void *sink, const Extent *e) noexcept nogil:
     with gil:
@@ -647,112 +573,8 @@ cdef int collect(void *sink, const Extent *e) noexcept nogil:
         except MemoryError:
             return FAILED
 
-cdef int fill_waits(after, Wait *waits) except -1:
-    after = (after,) if isinstance(after, (Event, Stream)) else tuple(after)
-    if len(after) > MAX_AFTER:
-        raise ValueError(f"{len(after)} waits; at most {MAX_AFTER}")
-    for i, wait in enumerate(after):
-        if not isinstance(wait, (Event, Stream)):
-            raise TypeError(f"after is made of Event and Stream values, not {type(wait).__name__}")
-        waits[<int32_t>i].handle = <void *><size_t>handle(wait.handle)
-        waits[<int32_t>i].device = wait.device
-        waits[<int32_t>i].kind = WAIT_EVENT if isinstance(wait, Event) else WAIT_STREAM
-    return len(after)
-
-
-cdef uint64_t group_bits(Layout layout, groups) except? 0:
-    cdef uint64_t bits = 0
-    if groups is None:
-        return 0
-    for group in groups:
-        if group not in layout.groups:
-            raise ValueError(f"group {group!r} is none of {layout.groups}")
-        bits |= <uint64_t>1 << <int>layout.groups.index(group)
-    if bits == 0:
-        raise ValueError("no group is named; None is for all")
-    return bits
-
-
-cdef int fill_banks(Layout layout, banks, int64_t *values) except -1:
-    for g, group in enumerate(layout.groups):
-        values[<int32_t>g] = banks.get(group, 0) if isinstance(banks, dict) else banks
-    return 0
-
-
 cdef Ticket new_ticket(Plan plan, abi.Ticket value):
     cdef Ticket ticket = Ticket.__new__(Ticket)
     ticket.plan, ticket.ticket, ticket.value, ticket.status = plan, value, value.v, AGAIN
     ticket._look()
     return ticket
-
-
-cdef int adopt(CopierData *copier, PlanData *plan, Error *error) noexcept nogil:
-    """What a plan needs of the copier that will carry it."""
-    cdef const LayoutData *layout = plan.target.layout
-    cdef int32_t i
-    cdef int status
-    if plan.n_events > copier.layer_events or layout.n_layers > MAX_LAYERS:
-        error.wanted, error.found = plan.n_events, copier.layer_events
-        return outcome(error, REFUSED, abi.REASON_CAPACITY, "%d layer events and %d layers are needed; the copier has layer_events=%d and "
-                       "takes %d layers", plan.n_events, layout.n_layers, copier.layer_events, <int>MAX_LAYERS)
-    for i in range(layout.n_parts):
-        if plan.parts[i].device == -1:
-            plan.parts[i].device = copier.devices[0].device
-        if device_index(copier, plan.parts[i].device) < 0:
-            error.part, error.layer, error.device = i, layout.parts[i].layer, plan.parts[i].device
-            return outcome(error, REFUSED, abi.REASON_PLACE, "part '%s' of layer %d is on device %d, which the copier has not open",
-                           layout.parts[i].name, layout.parts[i].layer, plan.parts[i].device)
-    pthread_mutex_lock(&copier.lock)
-    status = copier_reserve(copier, layout.n_parts, error)
-    pthread_mutex_unlock(&copier.lock)
-    plan.copier = copier.number
-    return status
-
-
-# ---- a thread of its own for what changes the current device: the caller's stays as it is, without a context on a device that it
-# did not choose
-
-cdef class OnThread:
-    """Opens or closes a copier in `run`."""
-
-    cdef CopierData *copier
-    cdef int32_t devices[MAX_DEVICES]
-    cdef int32_t n_devices, tickets, layer_events
-    cdef int64_t chunk, patience
-    cdef Error error
-
-    def open(self):
-        with nogil:
-            self.copier = copier_open(self.devices, self.n_devices, self.tickets, self.layer_events, self.chunk, self.patience,
-                                      &self.error)
-
-    def close(self):
-        with nogil:
-            copier_close(self.copier, &self.error)
-
-    def run(self, what):
-        thread = threading.Thread(target=what, name="strata_copy")
-        clear(&self.error)
-        thread.start()
-        thread.join()
-        if self.error.status != OK:
-            raise_error(&self.error)
-
-
-cdef CopierData *open_on_thread(const int32_t *devices, int32_t n_devices, int32_t tickets, int32_t layer_events, int64_t chunk,
-                                int64_t patience) except NULL:
-    cdef OnThread opening = OnThread()
-    cdef int32_t d
-    for d in range(n_devices):
-        opening.devices[d] = devices[d]
-    opening.n_devices, opening.tickets, opening.layer_events = n_devices, tickets, layer_events
-    opening.chunk, opening.patience = chunk, patience
-    opening.run(opening.open)
-    return opening.copier
-
-
-cdef int close_on_thread(CopierData *copier) except -1:
-    cdef OnThread closing = OnThread()
-    closing.copier = copier
-    closing.run(closing.close)
-    return 0

@@ -1050,7 +1050,9 @@ UNSAFE = {
 
 
 def status(on):
-    return made("cudaStreamIsCapturing", on)
+    out = ctypes.c_int(-1)
+    ok(cuda.cudaStreamIsCapturing(on, ctypes.addressof(out)))
+    return out.value
 
 
 def end_capture(on):

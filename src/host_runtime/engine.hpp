@@ -35,6 +35,8 @@ public:
     // Blocks until the point is reached. Fails when the context dies or the engine is stopped meanwhile.
     cudaError_t wait(Lock &lock, Function caller, const Point &point);
     cudaError_t wait_for_device(Lock &lock, Function caller, int device);
+    // For threads that wait in a context that has died.
+    void wake_all() { progress_.notify_all(); }
     // Blocks while a running operation uses the range.
     void wait_until_unused(Lock &lock, const RangeRef &range);
     // Scheduled mode: executes 1 to 4 ready operations, so that a loop that polls comes to its end.

@@ -45,7 +45,10 @@ cudaError_t Runtime::admit(Function function, unsigned traits, const ThreadState
         state->record.violation(function, "called inside a host function");
         return cudaErrorNotPermitted;
     }
-    if (const cudaError_t fault = state->faults.next(function, calls); fault != cudaSuccess) return fault;
+    if (const cudaError_t fault = state->faults.next(function, calls); fault != cudaSuccess) {
+        state->engine.wake_all();  // it may have ended the context
+        return fault;
+    }
     if (traits & kNeedsContext && state->faults.dead() != cudaSuccess) return state->faults.dead();
     if ((traits & kUnsafeInCapture) == kUnsafeInCapture && state->captures.forbid(thread.capture_mode))
         return cudaErrorStreamCaptureUnsupported;

@@ -6,12 +6,12 @@ Copier, State, Plan and Ticket are the way of a copy; Layout, Part, Growth, Patc
 from importlib.resources import files
 from pathlib import Path
 
-from strata_copy._core import CALLER_SYNCED, Copier, Plan, Progress, State, Ticket
+from strata_copy._core import Copier, Plan, Progress, State, Ticket
 from strata_copy.cudart import RuntimeUnavailable
 from strata_copy.errors import Cancelled, CopyError, Failed, Poisoned, Refused
 from strata_copy.layout import Layout
 from strata_copy.parts import Growth, Part, Patch
-from strata_copy.places import Event, Place, Stream
+from strata_copy.places import CALLER_SYNCED, Event, Place, Stream
 
 __all__ = [
     "CALLER_SYNCED",

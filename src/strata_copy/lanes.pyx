@@ -8,7 +8,7 @@ from strata_copy.abi cimport FAILED, OK, POISONED, REASON_MEMORY, REFUSED, Error
 from strata_copy.atomics cimport load_i32, store_i32
 from strata_copy.cudart cimport (
     Guard, clear, cudaDevAttrMaxPitch, cudaEventBlockingSync, cudaEventDisableTiming, cudaEvent_t, cudaHostAllocPortable,
-    cudaMemcpyDefault, cudaStreamNonBlocking, cudaStream_t, cuda_failed, guard_enter, guard_leave, is_sticky, outcome, rt,
+    cudaMemcpyDefault, cudaStreamNonBlocking, cudaStream_t, cuda_failed, guard_enter, guard_leave, outcome, rt,
 )
 from strata_copy.plan cimport Extent, Units
 
@@ -36,7 +36,7 @@ cdef int32_t device_index(const CopierData *copier, int32_t device) noexcept nog
 cdef int lane_copy(const CopierData *copier, DeviceLanes *device, Lane *lane, const Extent *extent, const Guard *guard,
                    Error *error) noexcept nogil:
     cdef Extent piece = extent[0]
-    cdef int64_t row_bytes, left = extent.width, rows_left = extent.rows
+    cdef int64_t left = extent.width, rows_left = extent.rows
     cdef int status
     lane.queued += extent.width * extent.rows
     if extent.rows > 1 and extent.source_pitch <= device.max_pitch and extent.target_pitch <= device.max_pitch:
@@ -117,10 +117,10 @@ cdef int change_streams(DeviceLanes *device, Lane *lane, const Guard *guard, Err
 cdef int device_drain(DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
     """Synchronizes every stream of the device: nothing of ours may run when a failure is told. A stream that cannot be waited for
     may still write, so the device counts as poisoned then."""
-    cdef int l, s, code
-    for l in range(LANES):
-        for s in range(2 if device.lanes[l].paired else 1):
-            if drain_stream(device, device.lanes[l].streams[s], guard, error) != OK:
+    cdef int n, s
+    for n in range(LANES):
+        for s in range(2 if device.lanes[n].paired else 1):
+            if drain_stream(device, device.lanes[n].streams[s], guard, error) != OK:
                 return POISONED
     return drain_stream(device, device.finish, guard, error)
 
@@ -279,7 +279,7 @@ cdef int make_words(CopierData *copier, const Guard *guard, Error *error) noexce
 
 cdef int make_device(CopierData *copier, int32_t d, const Guard *guard, Error *error) noexcept nogil:
     cdef DeviceLanes *device = &copier.devices[d]
-    cdef int32_t l, s, i
+    cdef int32_t n, s, i
     cdef int status
     cdef int code = rt.cudaSetDevice(device.device)
     if code != 0:
@@ -287,12 +287,12 @@ cdef int make_device(CopierData *copier, int32_t d, const Guard *guard, Error *e
     code = rt.cudaDeviceGetAttribute(&device.max_pitch, cudaDevAttrMaxPitch, device.device)
     if code != 0:
         return cuda_failed(REFUSED, code, "cudaDeviceGetAttribute", device.device, guard, error)
-    for l in range(LANES):
-        device.lanes[l].paired = l == OUT_LANE or l == IN_LANE
-        for s in range(2 if device.lanes[l].paired else 1):
-            status = make_stream(&device.lanes[l].streams[s], device, guard, error)
-            if status == OK and device.lanes[l].paired:
-                status = make_event(&device.lanes[l].chain[s], cudaEventDisableTiming, device, guard, error)
+    for n in range(LANES):
+        device.lanes[n].paired = n == OUT_LANE or n == IN_LANE
+        for s in range(2 if device.lanes[n].paired else 1):
+            status = make_stream(&device.lanes[n].streams[s], device, guard, error)
+            if status == OK and device.lanes[n].paired:
+                status = make_event(&device.lanes[n].chain[s], cudaEventDisableTiming, device, guard, error)
             if status != OK:
                 return status
     status = make_stream(&device.finish, device, guard, error)
@@ -345,11 +345,11 @@ cdef int make_cells(DeviceLanes *device, const Guard *guard, Error *error) noexc
 
 cdef void free_device(CopierData *copier, int32_t d, const Guard *guard, Error *error) noexcept nogil:
     cdef DeviceLanes *device = &copier.devices[d]
-    cdef int32_t l, s, i
-    for l in range(LANES):
+    cdef int32_t n, s, i
+    for n in range(LANES):
         for s in range(2):
-            free_stream(device.lanes[l].streams[s], device, guard, error)
-            free_event(device.lanes[l].chain[s], device, guard, error)
+            free_stream(device.lanes[n].streams[s], device, guard, error)
+            free_event(device.lanes[n].chain[s], device, guard, error)
     free_stream(device.finish, device, guard, error)
     for i in range(MAX_AFTER):
         free_event(device.gates[i], device, guard, error)

@@ -9,7 +9,7 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, strdup
 
-from strata_copy.abi cimport CONST, LINEAR, STATE, Growth
+from strata_copy.abi cimport CONST, STATE, Growth
 from strata_copy.atomics cimport add_i64
 
 from strata_copy.parts import LOWS, RULES, Part, Patch
@@ -310,7 +310,7 @@ def _short(identity):
 
 
 cdef LayoutData *_build(Layout layout) except NULL:
-    cdef int32_t n = len(layout.parts), i, l
+    cdef int32_t n = len(layout.parts), i, layer
     cdef LayoutData *data = <LayoutData *>calloc(1, sizeof(LayoutData))
     if data == NULL:
         raise MemoryError
@@ -342,8 +342,8 @@ cdef LayoutData *_build(Layout layout) except NULL:
     for i, part_index in enumerate(order):
         data.order[i] = part_index
         data.first[<int32_t>_needed_by(layout.parts[part_index]) + 1] += 1
-    for l in range(data.n_layers):
-        data.first[l + 1] += data.first[l]
+    for layer in range(data.n_layers):
+        data.first[layer + 1] += data.first[layer]
 
     digest = hashlib.blake2b(layout._encoded, digest_size=32).digest()
     memcpy(data.fingerprint, <char *>digest, 32)

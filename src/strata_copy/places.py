@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-DEVICE, PINNED, PAGEABLE = range(3)
 KINDS = ("device", "pinned", "pageable")
 
 
@@ -48,6 +47,17 @@ class Stream(NamedTuple):
 
     handle: Any
     device: int = 0
+
+
+class CallerSynced:
+    """The type of CALLER_SYNCED."""
+
+    def __repr__(self) -> str:
+        return "CALLER_SYNCED"
+
+
+# In the place of what a copy waits for: the source is written and the target is unread already.
+CALLER_SYNCED = CallerSynced()
 
 
 def address(thing: Any) -> int:

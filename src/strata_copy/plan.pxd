@@ -66,4 +66,3 @@ cdef int units_to_move(const PlanData *plan, const Request *request, Units *unit
 cdef int emit_part(Emission *emission, const PlanData *plan, const Request *request, int32_t part,
                    const Units *units) noexcept nogil
 cdef int emit_end(Emission *emission) noexcept nogil
-

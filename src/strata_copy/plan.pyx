@@ -117,7 +117,7 @@ cdef int emit_units(Emission *emission, const PlanData *plan, const Request *req
     cdef const PartSpec *part = &plan.target.layout.parts[target_part]
     cdef int64_t unit_bytes = part.growth.unit_bytes
     cdef int64_t source_bank = bank_of(request.src_bank, part), target_bank = bank_of(request.dst_bank, part)
-    cdef int64_t source_left, target_left, n, run
+    cdef int64_t source_left, target_left, n, _run
     cdef char *source_address
     cdef char *target_address
     cdef bint dense = from_.stride == unit_bytes and to.stride == unit_bytes
@@ -137,7 +137,7 @@ cdef int emit_units(Emission *emission, const PlanData *plan, const Request *req
         else:           # one row for each unit, run after run
             extent.width, extent.rows = unit_bytes, n
             extent.source_pitch, extent.target_pitch = from_.stride, to.stride
-            for run in range(part.rep):
+            for _run in range(part.rep):
                 status = emit(emission, &extent, source.piece[source_part], plan.target.piece[target_part])
                 if status != OK:
                     return status
@@ -187,7 +187,6 @@ cdef inline int64_t first_unit(const PartSpec *part, const int64_t *begin, int64
 
 
 cdef int check_request(const LayoutData *layout, const Request *request, Error *error) noexcept nogil:
-    cdef Request known
     cdef uint32_t i
     if request.size != sizeof(Request):
         error.wanted, error.found = sizeof(Request), request.size
@@ -279,11 +278,11 @@ cdef int32_t count_ways(const PlanData *plan) noexcept nogil:
     cdef const LayoutData *layout = plan.target.layout
     cdef const PartRoute *a
     cdef const PartRoute *b
-    cdef int32_t l, k, j, ways = 0
-    for l in range(layout.n_layers):
-        for k in range(layout.first[l], layout.first[l + 1]):
+    cdef int32_t layer, k, j, ways = 0
+    for layer in range(layout.n_layers):
+        for k in range(layout.first[layer], layout.first[layer + 1]):
             a = &plan.parts[layout.order[k]]
-            for j in range(layout.first[l], k):
+            for j in range(layout.first[layer], k):
                 b = &plan.parts[layout.order[j]]
                 if a.route == b.route and a.device == b.device:
                     break

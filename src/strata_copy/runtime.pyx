@@ -8,11 +8,10 @@ import ctypes
 
 import numpy as np
 
-from libc.stdint cimport int64_t
 from libc.stdlib cimport free as c_free, malloc as c_malloc
 
 from strata_copy.cudart cimport (
-    STRATA_DEVICE_PROPERTIES_BYTES, cudaError_t, cudaErrorNotReady, cudaEventDefault, cudaEventDisableTiming, cudaEvent_t, cudaGraph_t,
+    STRATA_DEVICE_PROPERTIES_BYTES, cudaErrorNotReady, cudaEventDefault, cudaEventDisableTiming, cudaEvent_t, cudaGraph_t,
     cudaHostAllocMapped, cudaHostAllocPortable, cudaHostRegisterMapped, cudaHostRegisterPortable, cudaMemcpyDefault,
     cudaPointerAttributes, cudaStreamCaptureMode, cudaStreamCaptureStatus, cudaStreamNonBlocking, cudaStream_t, require_runtime, rt,
 )
@@ -309,4 +308,3 @@ def get_last_error():
     """The thread's pending error, which is taken off."""
     require_runtime()
     return rt.cudaGetLastError()
-

@@ -44,4 +44,3 @@ cdef void place_run(const PlaceSpec *place, int64_t bank, int64_t unit, char **a
 
 # OK, or REFUSED with both parts named where two states (or one, with itself) share bytes.
 cdef int check_apart(const StateData *a, const StateData *b, Error *error) noexcept nogil
-

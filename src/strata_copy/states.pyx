@@ -1,6 +1,6 @@
 """States. The C side is declared in states.pxd."""
 
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t
 from libc.stdlib cimport calloc, free, qsort
 
 from strata_copy.abi cimport (

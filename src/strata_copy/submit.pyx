@@ -7,8 +7,8 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from strata_copy.abi cimport (
-    AGAIN, CALLER_SYNCED, FAILED, OK, POISONED, REASON_CAPTURE, REASON_CLOSED, REASON_CUDA, REASON_GENERATION, REASON_INVALID,
-    REASON_ORDER, REASON_REQUEST, REASON_STREAM, REFUSED, WAIT_EVENT, WAIT_STREAM, Error, Request, Ticket, Wait,
+    AGAIN, CALLER_SYNCED, FAILED, OK, POISONED, REASON_CAPACITY, REASON_CAPTURE, REASON_CLOSED, REASON_CUDA, REASON_GENERATION, REASON_INVALID,
+    REASON_ORDER, REASON_PLACE, REASON_REQUEST, REASON_STREAM, REFUSED, WAIT_EVENT, WAIT_STREAM, Error, Request, Ticket, Wait,
 )
 from strata_copy.atomics cimport add_i32, add_i64, load_i32, load_u64, store_i32, store_u64
 from strata_copy.cudart cimport (
@@ -16,20 +16,17 @@ from strata_copy.cudart cimport (
     guard_leave, outcome, rt,
 )
 from strata_copy.lanes cimport (
-    CELLS, HOST_LANE, IN_LANE, LANES, LOCAL_LANES, MAX_AFTER, MAX_DEVICES, OUT_LANE, CopierData, DeviceLanes, Lane, Slot, device_drain,
+    CELLS, HOST_LANE, IN_LANE, LANES, LOCAL_LANES, MAX_AFTER, MAX_DEVICES, MAX_LAYERS, OUT_LANE, CopierData, DeviceLanes, Lane, Slot, copier_reserve, device_drain,
     device_index, lane_copy, lane_stream, now, pthread_mutex_lock, pthread_mutex_unlock, the_copier,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
     ROUTE_IN, ROUTE_LOCAL, ROUTE_OUT, ROUTES, Emission, Extent, PlanData, emit_end, emit_part, plan_hold, units_to_move,
 )
-from strata_copy.states cimport READER_WORDS, StateData
+from strata_copy.states cimport StateData
 from strata_copy.tickets cimport QUEUING, check_stream, end_badly, sweep
 
 cdef uint64_t generations = 0       # of tickets, under the copier's lock; goes on from copier to copier
-
-cdef enum:
-    MAX_BEHIND = 256 * MAX_DEVICES
 
 # One submit under way. It lives on the caller's stack, under the copier's lock.
 cdef struct Submission:
@@ -61,6 +58,29 @@ cdef int submit_plan(PlanData *plan, const Request *request, Ticket *ticket, Err
     if status == POISONED and s.slot == NULL:
         poison_devices(&s)
     pthread_mutex_unlock(&s.copier.lock)
+    return status
+
+
+cdef int adopt_plan(CopierData *copier, PlanData *plan, Error *error) noexcept nogil:
+    """What a plan needs of the copier that will carry it."""
+    cdef const LayoutData *layout = plan.target.layout
+    cdef int32_t i
+    cdef int status
+    if plan.n_events > copier.layer_events or layout.n_layers > MAX_LAYERS:
+        error.wanted, error.found = plan.n_events, copier.layer_events
+        return outcome(error, REFUSED, REASON_CAPACITY, "%d layer events and %d layers are needed; the copier has layer_events=%d and "
+                       "takes %d layers", plan.n_events, layout.n_layers, copier.layer_events, <int>MAX_LAYERS)
+    for i in range(layout.n_parts):
+        if plan.parts[i].device == -1:
+            plan.parts[i].device = copier.devices[0].device
+        if device_index(copier, plan.parts[i].device) < 0:
+            error.part, error.layer, error.device = i, layout.parts[i].layer, plan.parts[i].device
+            return outcome(error, REFUSED, REASON_PLACE, "part '%s' of layer %d is on device %d, which the copier has not open",
+                           layout.parts[i].name, layout.parts[i].layer, plan.parts[i].device)
+    pthread_mutex_lock(&copier.lock)
+    status = copier_reserve(copier, layout.n_parts, error)
+    pthread_mutex_unlock(&copier.lock)
+    plan.copier = copier.number
     return status
 
 
@@ -235,16 +255,16 @@ cdef int give_up(Submission *s, int status) noexcept nogil:
 cdef int queue(Submission *s) noexcept nogil:
     """All layers, then the end. Every call's code is looked at; the first bad one ends it."""
     cdef const LayoutData *layout = s.plan.target.layout
-    cdef int32_t l, d
+    cdef int32_t layer, d
     cdef int status
     for d in range(s.copier.n_devices):
         start_device(&s.copier.devices[d])
-    for l in range(layout.n_layers):
-        status = queue_layer(s, l)
+    for layer in range(layout.n_layers):
+        status = queue_layer(s, layer)
         if status != OK:
-            s.error.layer = l
+            s.error.layer = layer
             return status
-        store_i32(&s.slot.layers_queued, l + 1)
+        store_i32(&s.slot.layers_queued, layer + 1)
     for d in range(s.copier.n_devices):
         if s.slot.taken[d] >= 0:
             status = queue_end(s, d)
@@ -255,10 +275,10 @@ cdef int queue(Submission *s) noexcept nogil:
 
 
 cdef void start_device(DeviceLanes *device) noexcept nogil:
-    cdef int32_t l
-    for l in range(LANES):
-        device.lanes[l].used = False
-        device.lanes[l].queued = 0
+    cdef int32_t n
+    for n in range(LANES):
+        device.lanes[n].used = False
+        device.lanes[n].queued = 0
 
 
 cdef int queue_layer(Submission *s, int32_t layer) noexcept nogil:
@@ -311,12 +331,12 @@ cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
 cdef Lane *choose_lane(DeviceLanes *device, int32_t route) noexcept nogil:
     """Of the local lanes the one with the fewest bytes of this ticket: dealt in turn, the layers with K/V would meet on one."""
     cdef Lane *best = &device.lanes[0]
-    cdef int32_t l
+    cdef int32_t n
     if route != ROUTE_LOCAL:
         return &device.lanes[OUT_LANE if route == ROUTE_OUT else IN_LANE if route == ROUTE_IN else HOST_LANE]
-    for l in range(1, LOCAL_LANES):
-        if device.lanes[l].queued < best.queued:
-            best = &device.lanes[l]
+    for n in range(1, LOCAL_LANES):
+        if device.lanes[n].queued < best.queued:
+            best = &device.lanes[n]
     return best
 
 
@@ -383,13 +403,13 @@ cdef int record_layer(Submission *s, int32_t d, Lane *lane, int32_t index) noexc
 cdef int queue_end(Submission *s, int32_t d) noexcept nogil:
     """Joins the lanes on the finish stream: the event behind everything, and behind it the word that tells the end."""
     cdef DeviceLanes *device = &s.copier.devices[d]
-    cdef int32_t l
+    cdef int32_t n
     cdef int code
     cdef int status = OK
     s.device = device
-    for l in range(LANES):
-        if status == OK and device.lanes[l].used:
-            status = wait_event(s, device.finish, device.lanes[l].last)
+    for n in range(LANES):
+        if status == OK and device.lanes[n].used:
+            status = wait_event(s, device.finish, device.lanes[n].last)
     if status == OK:
         status = record(s, s.slot.done[d], device.finish)
     if status != OK:

@@ -4,13 +4,12 @@ from libc.stdint cimport INT32_MIN, int32_t, int64_t, uint64_t
 from posix.time cimport nanosleep, timespec
 
 from strata_copy.abi cimport (
-    AGAIN, CANCELLED, FAILED, OK, POISONED, REASON_BUSY, REASON_CAPTURE, REASON_CUDA, REASON_MARK, REASON_REQUEST, REASON_STREAM,
-    REASON_TICKET, REFUSED, Error, Progress, Ticket,
+    AGAIN, FAILED, OK, POISONED, REASON_BUSY, REASON_CAPTURE, REASON_CUDA, REASON_MARK, REASON_STREAM, REASON_TICKET, REFUSED, Error, Progress, Ticket,
 )
 from strata_copy.atomics cimport add_i32, add_i64, load_i32, load_u64, store_i32, store_u64, swap_i32
 from strata_copy.cudart cimport (
-    Guard, clear, cudaErrorNotReady, cudaErrorStreamCaptureImplicit, cudaStreamCaptureStatus, cudaStreamCaptureStatusNone, cuda_failed,
-    guard_enter, guard_leave, is_sticky, outcome, rt,
+    Guard, clear, cudaErrorNotReady, cudaStreamCaptureStatus, cudaStreamCaptureStatusNone, cuda_failed,
+    guard_enter, guard_leave, outcome, rt,
 )
 from strata_copy.lanes cimport CopierData, DeviceLanes, Slot, cudaEvent_t, device_drain, now, the_copier
 from strata_copy.lanes cimport pthread_mutex_lock, pthread_mutex_unlock

@@ -1,0 +1,69 @@
+# make demo    a conversation moved between sessions, timed and verified
+# make test    the short tier: what CI runs, under 10 minutes
+# make help    the rest
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin
+SOURCES := pyproject.toml setup.py cuda_headers.py strata_copy.pyx $(wildcard include/*.h src/cudart/* src/host_runtime/* \
+           src/strata_copy/*.pyx src/strata_copy/*.pxd)
+PYX := strata_copy.pyx $(wildcard src/strata_copy/*.pyx)
+
+.PHONY: help demo test test-full lint hints gpu clean
+
+help:
+	@sed -n 's/^# make/make/p' $(MAKEFILE_LIST)
+
+demo: $(VENV)/built
+	$(RUN)/python -m strata_copy demo
+
+test: $(VENV)/built
+	$(RUN)/python -m pytest -m "not long"
+
+# make test-full   everything, with the counts that are promised
+test-full: $(VENV)/built
+	$(RUN)/python -m pytest --timeout=1800
+
+# make lint    what CI checks besides the tests
+lint: $(VENV)/built $(VENV)/linters hints
+	$(RUN)/ruff check .
+	$(RUN)/cython-lint $(PYX) $(wildcard src/strata_copy/*.pxd)
+	$(RUN)/codespell --skip '.venv,build,*.so,*.json' README.md CONTRIBUTING.md CHANGELOG.md docs src include tests bench strata_copy.pyx
+	$(RUN)/mypy src/strata_copy
+	$(RUN)/python -m mypy.stubtest strata_copy --allowlist tests/stubtest-allowlist.txt
+
+# A performance hint is Cython saying that a nogil function takes the GIL to look for an exception.
+hints: $(VENV)/linters
+	@mkdir -p build/hints
+	@for f in $(PYX); do \
+	    $(RUN)/cython -3 -I src -I . --module-name strata_copy.$$(basename $$f .pyx | sed 's/^strata_copy$$/_core/') \
+	        -X cdivision=True -X annotation_typing=False -o build/hints/$$(basename $$f).c $$f >build/hints/log 2>&1 || { cat build/hints/log; exit 1; }; \
+	    if grep -q "performance hint" build/hints/log; then cat build/hints/log; exit 1; fi; \
+	done; echo "no performance hints"
+
+# make gpu     on a machine with CUDA 13, Cython, numpy, pytest and setuptools, without network: builds, tests, measures.
+#              STRATA_COPY_COMMIT names what is measured; bench/results gets the figures. Nothing may skip.
+gpu: export STRATA_COPY_RUNTIME := cuda
+gpu: export PYTHONPATH := src:$(PYTHONPATH)
+gpu:
+	@test -n "$(STRATA_COPY_COMMIT)" || { echo "STRATA_COPY_COMMIT must name the commit that is measured"; exit 2; }
+	$(PYTHON) setup.py -q build_ext --inplace
+	$(PYTHON) -m strata_copy info
+	$(PYTHON) -m pytest -m "not long and not packaging" --no-skips -q
+	$(PYTHON) -m strata_copy demo
+	sh bench/gpu.sh
+
+clean:
+	rm -rf build $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	find src tests bench -name '*.so' -delete
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/built: $(VENV)/bin/python $(SOURCES)
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+$(VENV)/linters: $(VENV)/bin/python pyproject.toml
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check $$($(PYTHON) -c "import re,sys; \
+	    print(' '.join(re.findall(r'\"([^\"]+)\"', re.search(r'^lint = \[(.*?)\]', open('pyproject.toml').read(), re.M).group(1))))") "cython>=3.1"
+	@touch $@

@@ -1,0 +1,92 @@
+"""From Python's values to C's. Declared in values.pxd."""
+
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+
+from strata_copy.abi cimport CALLER_SYNCED, DEVICE, WAIT_EVENT, WAIT_STREAM, PartSpec, PlaceSpec, Wait, request_new
+from strata_copy.layout cimport MAX_MARKS, Layout
+
+from strata_copy.places import CALLER_SYNCED as CALLER_SYNCED_VALUE
+from strata_copy.places import KINDS, Event, Stream, address, handle
+
+
+cdef int fill_place(place, const PartSpec *part, PlaceSpec *spec) except -1:
+    """The Place as C has it, with the strides that 0 stands for."""
+    if place.kind not in KINDS:
+        raise ValueError(f"kind {place.kind!r}; may be {', '.join(KINDS)}")
+    spec.base = <void *><size_t>address(place.base)
+    spec.host_base = <void *><size_t>address(place.base if place.host_base is None else place.host_base)
+    spec.kind, spec.device = KINDS.index(place.kind), place.device
+    if spec.kind == DEVICE:
+        spec.host_base = NULL
+    spec.units, spec.stride = place.units, place.stride or part.growth.unit_bytes
+    spec.rep_stride = place.rep_stride or spec.units * spec.stride
+    spec.banks = place.banks
+    spec.bank_stride = place.bank_stride or part.rep * spec.rep_stride
+    spec.ring, spec.page_group = place.ring, place.page_group
+    spec.page_units, spec.page_stride = place.page_units, place.page_stride
+    return 0
+
+
+cdef int fill_request(RequestValues *values, Layout layout, upto, begin, after, groups, src_bank, dst_bank) except -1:
+    values.request = request_new(values.upto, fill_marks(layout, upto, values.upto))
+    if begin is not None:
+        if fill_marks(layout, begin, values.begin) != values.request.n_marks:
+            raise ValueError("begin and upto have different numbers of marks")
+        values.request.begin = values.begin
+    if after is CALLER_SYNCED_VALUE:
+        values.request.flags = CALLER_SYNCED
+    elif after is not None:
+        values.request.n_after = fill_waits(after, values.waits)
+        values.request.after = values.waits
+    values.request.groups = group_bits(layout, groups)
+    if src_bank is not None:
+        fill_banks(layout, src_bank, values.src_banks)
+        values.request.src_bank = values.src_banks
+    if dst_bank is not None:
+        fill_banks(layout, dst_bank, values.dst_banks)
+        values.request.dst_bank = values.dst_banks
+    return 0
+
+
+cdef uint32_t fill_marks(Layout layout, marks, int64_t *values) except 0:
+    """The values of a request's marks; fewer or more than the layout has are left to the check of the request."""
+    marks = (marks,) if isinstance(marks, int) else tuple(marks)
+    if not 1 <= len(marks) <= MAX_MARKS:
+        raise ValueError(f"{len(marks)} marks; the layout has {len(layout.marks)}: {', '.join(layout.marks)}")
+    for i, mark in enumerate(marks):
+        if type(mark) is not int:
+            raise TypeError(f"mark {i} is {mark!r}, not an int")
+        values[<int32_t>i] = mark
+    return len(marks)
+
+
+cdef int fill_waits(after, Wait *waits) except -1:
+    after = (after,) if isinstance(after, (Event, Stream)) else tuple(after)
+    if len(after) > MAX_AFTER:
+        raise ValueError(f"{len(after)} waits; at most {MAX_AFTER}")
+    for i, wait in enumerate(after):
+        if not isinstance(wait, (Event, Stream)):
+            raise TypeError(f"after is made of Event and Stream values, not {type(wait).__name__}")
+        waits[<int32_t>i].handle = <void *><size_t>handle(wait.handle)
+        waits[<int32_t>i].device = wait.device
+        waits[<int32_t>i].kind = WAIT_EVENT if isinstance(wait, Event) else WAIT_STREAM
+    return len(after)
+
+
+cdef uint64_t group_bits(Layout layout, groups) except? 0:
+    cdef uint64_t bits = 0
+    if groups is None:
+        return 0
+    for group in groups:
+        if group not in layout.groups:
+            raise ValueError(f"group {group!r} is none of {layout.groups}")
+        bits |= <uint64_t>1 << <int>layout.groups.index(group)
+    if bits == 0:
+        raise ValueError("no group is named; None is for all")
+    return bits
+
+
+cdef int fill_banks(Layout layout, banks, int64_t *values) except -1:
+    for g, group in enumerate(layout.groups):
+        values[<int32_t>g] = banks.get(group, 0) if isinstance(banks, dict) else banks
+    return 0
