@@ -1,8 +1,5 @@
 """Builds the extension modules; everything else about the package stands in pyproject.toml."""
 
-import importlib.util
-import os
-import re
 import shutil
 import sys
 from glob import glob
@@ -12,7 +9,9 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-CUDA_MAJOR = 13
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # a build frontend does not put it there
+from cuda_headers import cuda_include
+
 DIRECTIVES = {
     "language_level": 3,
     "boundscheck": False,
@@ -26,39 +25,6 @@ DIRECTIVES = {
 }
 
 
-def cuda_version(include: Path) -> int:
-    """The CUDART_VERSION of the headers in `include`, or 0 where they are missing or incomplete."""
-    header = include / "cuda_runtime_api.h"
-    if not header.is_file() or not (include / "crt" / "host_defines.h").is_file():
-        return 0
-    found = re.search(r"#define CUDART_VERSION\s+(\d+)", header.read_text(errors="replace"))
-    return int(found.group(1)) if found else 0
-
-
-def cuda_include() -> Path:
-    """CUDA_HOME where its headers are of CUDA 13, else those of the packages nvidia-cuda-runtime and nvidia-cuda-crt."""
-    tried = []
-    homes = [Path(os.environ["CUDA_HOME"])] if os.environ.get("CUDA_HOME") else []
-    places = [home / "include" for home in homes]
-    package = importlib.util.find_spec("nvidia")
-    if package is not None:
-        places += [Path(p) / f"cu{CUDA_MAJOR}" / "include" for p in package.submodule_search_locations or []]
-    places.append(Path("/usr/local/cuda/include"))
-    for include in places:
-        version = cuda_version(include)
-        if version // 1000 == CUDA_MAJOR:
-            for line in tried:
-                print(f"strata_copy: passed over {line}", file=sys.stderr)
-            print(f"strata_copy: CUDA headers {version // 1000}.{version % 1000 // 10} from {include}", file=sys.stderr)
-            return include
-        what = f"are of CUDA {version // 1000}.{version % 1000 // 10}" if version else "are missing or incomplete"
-        tried.append(f"{include}: its headers {what}, {CUDA_MAJOR}.x are needed")
-    raise SystemExit(
-        "strata_copy needs the headers of CUDA 13: install nvidia-cuda-runtime and nvidia-cuda-crt (13.x) "
-        "or set CUDA_HOME.\n  " + "\n  ".join(tried)
-    )
-
-
 def extension(name: str, *sources: str, language: str = "c") -> Extension:
     flags = ["-O3", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread"]
     # Cython's own output trips these; the hand-written sources are clean under -Wextra by themselves.
@@ -67,7 +33,12 @@ def extension(name: str, *sources: str, language: str = "c") -> Extension:
         f"strata_copy.{name}",
         list(sources),
         include_dirs=["include", "src/cudart", "src/host_runtime"],
-        depends=[*glob("include/*.h"), *glob("src/cudart/*.h"), *glob("src/host_runtime/*.h*"), *glob("src/strata_copy/*.pxd")],
+        depends=[
+            *glob("include/*.h"),
+            *glob("src/cudart/*.h"),
+            *glob("src/host_runtime/*.h*"),
+            *glob("src/strata_copy/*.pxd"),
+        ],
         language=language,
         libraries=["dl"],
         extra_compile_args=[*flags, "-std=c++17" if language == "c++" else "-std=gnu11"],
@@ -88,6 +59,7 @@ EXTENSIONS = [
     *(extension(room, f"src/strata_copy/{room}.pyx") for room in ROOMS),
     extension("_core", "strata_copy.pyx"),
 ]
+EXTENSIONS[0].depends.append("cuda_headers.py")  # so that a source distribution, which needs it to build, has it
 
 
 class BuildExt(build_ext):

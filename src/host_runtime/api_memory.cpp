@@ -67,7 +67,8 @@ cudaError_t cudaHostRegister(void *start, size_t size, unsigned flags) {
     constexpr unsigned unsupported = cudaHostRegisterIoMemory | cudaHostRegisterReadOnly;
     constexpr Function self = Function::cudaHostRegister;
     return Runtime::instance().call(self, kUnsafeInCapture, [&](State &state, ThreadState &thread, Lock &) {
-        if (!start || size == 0 || number(start) + size < size || flags & ~(supported | unsupported)) return cudaErrorInvalidValue;
+        if (!start || size == 0 || number(start) + size < size) return cudaErrorInvalidValue;
+        if (flags & ~(supported | unsupported)) return cudaErrorInvalidValue;
         if (flags & unsupported) return cudaErrorNotSupported;
         return state.memory.add_registration(thread.device, start, size);
     });

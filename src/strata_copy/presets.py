@@ -1,4 +1,4 @@
-"""Layouts of known models. Their sizes are the engines' own: tests/test_presets.py holds them against the published numbers."""
+"""Layouts of known models. The sizes are the engines' own; tests/test_presets.py has them as numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from strata_copy.parts import Growth, Part, Patch
 
 PAGE = 4  # cells of a K/V page, which is also the indexer's block
 
-# Bytes of one cell in one layer, over its K/V heads. "int8-rotated" has int8's sizes and other contents; q4_0 is always rotated.
+# Bytes of a cell in a layer, all heads. "int8-rotated" has int8's sizes and other contents; q4_0 is always rotated.
 INT8 = {"k": 512, "v": 512, "k_scale": 16, "v_scale": 16}
 QWEN3_8_CELLS = {
     "fp16": {"k": 1024, "v": 1024},
@@ -26,10 +26,12 @@ INDEX_KEY = 4 * 128
 def qwen3_8_flash_next(format: str = "int8", *, draft: bool = True, identity: bytes = b"") -> Layout:
     """Qwen3.8-Flash-Next: 12 layers of indexed attention (3, 7, ... 47), 36 recurrent ones, and its draft layer.
 
-    format: "fp16", "int8", "int8-rotated", "q4_0" or "k8v4". draft: with the K/V of the draft layer, which is layer 48, group
-        "draft" and mark "draft"; under k8v4 it is int8. identity: the engine's own bytes (weights, adapters, rope).
+    format: "fp16", "int8", "int8-rotated", "q4_0" or "k8v4".
+    draft: with the draft's K/V, which is layer 48, group "draft" and mark "draft"; under k8v4 it is int8.
+    identity: the engine's own bytes (weights, adapters, rope).
 
-    A unit of K/V is a page of 4 cells, [kv_head][cell][head_dim]; scales likewise. All other parts are group "main" with it.
+    A unit of K/V is a page of 4 cells, [kv_head][cell][head_dim]; so are its scales. Everything but the draft is group
+    "main".
     Raises ValueError for another format.
     """
     if format not in QWEN3_8_CELLS:
@@ -64,13 +66,17 @@ def uniform(
 ) -> Layout:
     """A transformer whose layers are alike: K and V of every token, in units of `page` tokens.
 
-    A unit is page * kv_heads * head_dim elements in any order, the same on both sides. format: the engine's name for them.
+    A unit is page * kv_heads * head_dim elements, in the engine's own order. format: the engine's name for them.
     Raises ValueError where a number has no meaning.
     """
     unit_bytes = page * kv_heads * head_dim * bytes_per_element
     growth = Growth.linear(page, ceil=True)
     return Layout(
-        [Part(name=name, layer=layer, unit_bytes=unit_bytes, growth=growth) for layer in range(layers) for name in ("k", "v")],
+        [
+            Part(name=name, layer=layer, unit_bytes=unit_bytes, growth=growth)
+            for layer in range(layers)
+            for name in ("k", "v")
+        ],
         format=format,
         identity=identity,
     )

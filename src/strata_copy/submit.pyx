@@ -7,8 +7,9 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from strata_copy.abi cimport (
-    AGAIN, CALLER_SYNCED, FAILED, OK, POISONED, REASON_CAPACITY, REASON_CAPTURE, REASON_CLOSED, REASON_CUDA, REASON_GENERATION, REASON_INVALID,
-    REASON_ORDER, REASON_PLACE, REASON_REQUEST, REASON_STREAM, REFUSED, WAIT_EVENT, WAIT_STREAM, Error, Request, Ticket, Wait,
+    AGAIN, CALLER_SYNCED, FAILED, OK, POISONED, REASON_CAPACITY, REASON_CAPTURE, REASON_CLOSED, REASON_CUDA, REASON_GENERATION,
+    REASON_INVALID, REASON_ORDER, REASON_PLACE, REASON_REQUEST, REASON_STREAM, REFUSED, WAIT_EVENT, WAIT_STREAM, Error, Request,
+    Ticket, Wait,
 )
 from strata_copy.atomics cimport add_i32, add_i64, load_i32, load_u64, store_i32, store_u64
 from strata_copy.cudart cimport (
@@ -16,8 +17,9 @@ from strata_copy.cudart cimport (
     guard_leave, outcome, rt,
 )
 from strata_copy.lanes cimport (
-    CELLS, HOST_LANE, IN_LANE, LANES, LOCAL_LANES, MAX_AFTER, MAX_DEVICES, MAX_LAYERS, OUT_LANE, CopierData, DeviceLanes, Lane, Slot, copier_reserve, device_drain,
-    device_index, lane_copy, lane_stream, now, pthread_mutex_lock, pthread_mutex_unlock, the_copier,
+    CELLS, HOST_LANE, IN_LANE, LANES, LOCAL_LANES, MAX_AFTER, MAX_DEVICES, MAX_LAYERS, OUT_LANE, CopierData, DeviceLanes, Lane,
+    Slot, copier_reserve, device_drain, device_index, lane_copy, lane_stream, now, pthread_mutex_lock, pthread_mutex_unlock,
+    the_copier,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (

@@ -4,7 +4,8 @@ from libc.stdint cimport INT32_MIN, int32_t, int64_t, uint64_t
 from posix.time cimport nanosleep, timespec
 
 from strata_copy.abi cimport (
-    AGAIN, FAILED, OK, POISONED, REASON_BUSY, REASON_CAPTURE, REASON_CUDA, REASON_MARK, REASON_STREAM, REASON_TICKET, REFUSED, Error, Progress, Ticket,
+    AGAIN, FAILED, OK, POISONED, REASON_BUSY, REASON_CAPTURE, REASON_CUDA, REASON_MARK, REASON_STREAM, REASON_TICKET, REFUSED,
+    Error, Progress, Ticket,
 )
 from strata_copy.atomics cimport add_i32, add_i64, load_i32, load_u64, store_i32, store_u64, swap_i32
 from strata_copy.cudart cimport (

@@ -1,0 +1,325 @@
+"""Sessions to try copies on, and the check of every byte of them. Demo, tests and benchmarks stand on this.
+
+Nothing here goes through the copy path or asks it anything: memory is made, filled and read back by plain runtime
+calls, and what a copy has to move is worked out again from the growth rules, in arithmetic of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+import numpy as np
+
+from strata_copy import runtime
+from strata_copy._core import State
+from strata_copy.layout import Layout
+from strata_copy.parts import Growth
+from strata_copy.places import Place
+
+GUARD = -1  # the part number of guards in `pattern`
+ALIGNMENT = 256
+PIECE = 64 << 20  # bytes that are staged in host memory at once
+BLOCK = 128 << 10  # bytes that are computed at once, so that they stay in the cache
+
+
+class Region(NamedTuple):
+    """Where a session keeps a part: `offset` and `bytes` within its allocation, and how many units fit."""
+
+    offset: int
+    units: int
+    bytes: int
+
+
+class Session:
+    """Memory for one state of `layout`: one allocation, every part in it with guard bytes before and behind.
+
+    capacity: the marks that fit, one int for each of layout.marks (or one int where there is one).
+    kind: "device", "pinned" or "pageable". device: of device memory; of host memory the device whose lanes carry it.
+    number: what `fill` makes its content from. guard: bytes, at least.
+
+    Parts begin at multiples of 256 bytes: `regions` says where, in the order of layout.parts. `base` is the address of
+    the allocation, `bytes` its size. It has no content before `fill`. `free` it once no copy uses it, or use `with`.
+    Raises CudaError without memory, ValueError for another kind.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        capacity: int | Sequence[int],
+        *,
+        kind: str = "device",
+        device: int = 0,
+        number: int = 0,
+        guard: int = 256,
+    ) -> None:
+        self.layout, self.kind, self.device, self.number = layout, kind, device, number
+        self.regions, self.bytes = _regions(layout, _marks(capacity), guard)
+        self._memory = np.empty(0, np.uint8)
+        self.base = self._allocate()
+        try:
+            self.places = tuple(
+                Place(base=self.base + region.offset, units=region.units, kind=kind, device=device)
+                for region in self.regions
+            )
+            self.state = State(layout, self.places)
+        except BaseException:
+            self.free()
+            raise
+
+    def fill(self, number: int | None = None) -> None:
+        """Writes pattern(number, ...) over the whole allocation, guards included; a new number is kept."""
+        if number is not None:
+            self.number = number
+        spans, staging = _spans(self), np.empty(min(PIECE, self.bytes), np.uint8)
+        for start, n in _pieces(self.bytes):
+            for span in _cut(spans, start, n):
+                staging[span.begin - start : span.end - start] = _content(span)
+            self.write(start, staging[:n])
+
+    def read(self, offset: int, n: int) -> np.ndarray:
+        """`n` bytes from `offset` of the allocation on, as a uint8 array of its own. Blocks."""
+        found = np.empty(n, np.uint8)
+        if self.kind == "device":
+            runtime.memcpy(found.ctypes.data, self.base + offset, n)
+        else:
+            found[:] = runtime.view(self.base + offset, n)
+        return found
+
+    def write(self, offset: int, data: np.ndarray) -> None:
+        """Puts a contiguous uint8 array at `offset` of the allocation. Blocks."""
+        if self.kind == "device":
+            runtime.memcpy(self.base + offset, data.ctypes.data, data.size)
+        else:
+            runtime.view(self.base + offset, data.size)[:] = data
+
+    def free(self) -> None:
+        """Gives the memory back; twice is allowed."""
+        if self.base and self.kind == "device":
+            runtime.free(self.base)
+        elif self.base and self.kind == "pinned":
+            runtime.host_free(self.base)
+        self.base, self._memory = 0, np.empty(0, np.uint8)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.free()
+
+    def _allocate(self) -> int:
+        if self.kind == "pinned":
+            return int(runtime.host_alloc(self.bytes))
+        if self.kind == "pageable":
+            self._memory = np.empty(self.bytes + ALIGNMENT, np.uint8)
+            return _aligned(self._memory.ctypes.data)
+        if self.kind != "device":
+            raise ValueError(f"kind is {self.kind!r}; may be device, pinned, pageable")
+        before = runtime.get_device()
+        runtime.set_device(self.device)
+        try:
+            return int(runtime.malloc(self.bytes))
+        finally:
+            runtime.set_device(before)
+
+
+def pattern(number: int, part: int, offset: int, n: int) -> np.ndarray:
+    """Bytes offset to offset + n of what part number `part` of state `number` is filled with, as a uint8 array.
+
+    Another number, part or offset gives another byte in about 255 of 256 cases, wherever one looks. part: GUARD for
+    guards, whose offsets count from the allocation's beginning.
+    """
+    first, last = offset // 8, (offset + n + 7) // 8
+    key = int.from_bytes(blake2b(f"{number} {part}".encode(), digest_size=8).digest(), "little")
+    words = np.empty(last - first, np.uint64)
+    for start in range(0, words.size, RAMP.size):
+        block = words[start : start + RAMP.size]
+        np.add(RAMP[: block.size], np.uint64((first + start + key) * STEP % 2**64), out=block)
+        # The high half goes into the low one and back up, or the low bytes would repeat with every page.
+        np.bitwise_xor(block, block >> np.uint64(32), out=block)
+        np.multiply(block, MIX, out=block)
+    return words.view(np.uint8)[offset - 8 * first :][:n]
+
+
+STEP = 0x9E3779B97F4A7C15
+MIX = np.uint64(0xD6E8FEB86659FD93)
+RAMP = np.arange(BLOCK // 8, dtype=np.uint64) * np.uint64(STEP)
+
+
+def mismatches(
+    target: Session,
+    source: Session,
+    upto: int | Sequence[int],
+    begin: int | Sequence[int] | None = None,
+    *,
+    limit: int = 8,
+) -> list[str]:
+    """The first `limit` bytes of `target` that are not what a copy of all groups from `source` up to `upto` must leave.
+
+    Both were filled before, and the source has not been a target since. Every byte of the target's allocation is read:
+    moved units must hold the source's pattern (a patched unit that of its patch source), all other bytes and the guards
+    the target's own. begin: the marks that the copy was told; None for 0.
+    A line names part, layer, offset in the part, wanted and found byte.
+    """
+    return _wrong_bytes(target, _spans(target, source, _marks(upto), None if begin is None else _marks(begin)), limit)
+
+
+def changes(session: Session, *, limit: int = 8) -> list[str]:
+    """The first bytes that are not as the session was filled, as `mismatches` says it: sources, and refused targets."""
+    return _wrong_bytes(session, _spans(session), limit)
+
+
+def runs(source: Session, target: Session, upto: int | Sequence[int]) -> np.ndarray:
+    """Everything up to `upto` for strata_copy.save_path: an int64 array of (step, source address, target address, bytes).
+
+    Steps are as engines take them: all running state, then layer after layer its rows, at last the patches over them.
+    """
+    layout, marks, found = source.layout, _marks(upto), []
+    for i, part in enumerate(layout.parts):
+        step = part.layer + 1 if part.growth.rule == "linear" else 0
+        n = _units(part.growth, marks) * part.unit_bytes
+        found += [(step, _address(source, i, 0, run), _address(target, i, 0, run), n) for run in range(part.rep)]
+    for patch in layout.patches:
+        i, from_ = layout.index(patch.layer, patch.part), layout.index(patch.layer, patch.source)
+        part, last = layout.parts[i], _units(layout.parts[i].growth, marks) - 1
+        if last >= 0:
+            found += [
+                (layout.layers + 1, _address(source, from_, 0, run), _address(target, i, last, run), part.unit_bytes)
+                for run in range(part.rep)
+            ]
+    return np.array(sorted(found, key=lambda line: line[0]), np.int64)
+
+
+class Span(NamedTuple):
+    """Bytes `begin` to `end` of an allocation, which hold pattern(number, part, at, end - begin)."""
+
+    begin: int
+    end: int
+    number: int
+    part: int
+    at: int
+
+
+def _spans(
+    session: Session, source: Session | None = None, upto: tuple[int, ...] = (), begin: tuple[int, ...] | None = None
+) -> list[Span]:
+    """What the allocation must hold, byte after byte: as filled, or with what a copy from `source` puts over it."""
+    spans, end, number = [], 0, session.number
+    layout = session.layout
+    patches = {layout.index(p.layer, p.part): layout.index(p.layer, p.source) for p in layout.patches}
+    for i, (part, region) in enumerate(zip(layout.parts, session.regions, strict=True)):
+        spans.append(Span(end, region.offset, number, GUARD, end))
+        end = region.offset + region.bytes
+        for run in range(part.rep):
+            first, last = (0, 0) if source is None else _moved(part.growth, upto, begin)
+            mine = [_offset(session, i, unit, run) for unit in (0, first, last, region.units)]
+            spans.append(Span(mine[0], mine[1], number, i, mine[0] - region.offset))
+            if source is not None and first < last:
+                patched = mine[2] - part.unit_bytes if i in patches else mine[2]
+                theirs = _offset(source, i, first, run) - source.regions[i].offset
+                spans.append(Span(mine[1], patched, source.number, i, theirs))
+                if i in patches:
+                    theirs = _offset(source, patches[i], 0, run) - source.regions[patches[i]].offset
+                    spans.append(Span(patched, mine[2], source.number, patches[i], theirs))
+            spans.append(Span(mine[2], mine[3], number, i, mine[2] - region.offset))
+    spans.append(Span(end, session.bytes, number, GUARD, end))
+    return [span for span in spans if span.begin < span.end]
+
+
+def _cut(spans: list[Span], start: int, n: int) -> Iterator[Span]:
+    """The spans within `n` bytes from `start` on, in blocks."""
+    for span in spans:
+        for begin in range(max(span.begin, start), min(span.end, start + n), BLOCK):
+            end = min(begin + BLOCK, span.end, start + n)
+            yield Span(begin, end, span.number, span.part, span.at + begin - span.begin)
+
+
+def _content(span: Span) -> np.ndarray:
+    return pattern(span.number, span.part, span.at, span.end - span.begin)
+
+
+def _wrong_bytes(session: Session, spans: list[Span], limit: int) -> list[str]:
+    lines: list[str] = []
+    for start, n in _pieces(session.bytes):
+        data = session.read(start, n)
+        for span in _cut(spans, start, n):
+            found, wanted = data[span.begin - start : span.end - start], _content(span)
+            if not np.array_equal(found, wanted):
+                wrong = np.flatnonzero(found != wanted)[: limit - len(lines)]
+                lines += [_line(session, span.begin + int(i), int(wanted[i]), int(found[i])) for i in wrong]
+            if len(lines) == limit:
+                return lines
+    return lines
+
+
+def _line(session: Session, offset: int, wanted: int, found: int) -> str:
+    for part, region in zip(session.layout.parts, session.regions, strict=True):
+        if region.offset <= offset < region.offset + region.bytes:
+            where = f"part {part.name!r} of layer {part.layer}, offset {offset - region.offset}"
+            break
+    else:
+        where = f"guard, offset {offset} of the allocation"
+    return f"{where}: wanted {wanted:#04x}, found {found:#04x}"
+
+
+def _pieces(n: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, n, PIECE):
+        yield start, min(PIECE, n - start)
+
+
+def _regions(layout: Layout, capacity: tuple[int, ...], guard: int) -> tuple[list[Region], int]:
+    """The regions, and the bytes of the allocation."""
+    regions, end = [], 0
+    for part in layout.parts:
+        units = _units(part.growth, capacity)
+        regions.append(Region(_aligned(end + guard), units, units * part.unit_bytes * part.rep))
+        end = regions[-1].offset + regions[-1].bytes
+    return regions, end + guard
+
+
+def _offset(session: Session, part: int, unit: int, run: int) -> int:
+    """Where a run of a unit begins within the allocation: all units of a run lie together."""
+    region = session.regions[part]
+    return region.offset + (run * region.units + unit) * session.layout.parts[part].unit_bytes
+
+
+def _address(session: Session, part: int, unit: int, run: int) -> int:
+    return session.base + _offset(session, part, unit, run)
+
+
+def _units(growth: Growth, marks: tuple[int, ...]) -> int:
+    if growth.rule != "linear":
+        return 1
+    tokens = _tokens(growth, marks)
+    whole, rest = divmod(tokens, growth.q)
+    return whole + (1 if growth.ceil and rest else 0) + (growth.extra if marks[growth.mark] + growth.shift > 0 else 0)
+
+
+def _moved(growth: Growth, upto: tuple[int, ...], begin: tuple[int, ...] | None) -> tuple[int, int]:
+    """The first unit that has to move, and the one behind the last."""
+    end = _units(growth, upto)
+    if begin is None or growth.rule == "state":
+        return 0, end
+    if growth.rule == "const":
+        return (1 if begin[growth.mark] > 0 else 0), end
+    settled = 0
+    if growth.settle:
+        settled = _tokens(growth, begin) // (growth.q * growth.settle) * growth.settle
+    return min(settled, end), end
+
+
+def _tokens(growth: Growth, marks: tuple[int, ...]) -> int:
+    """The tokens that a part has seen, of those of its rank."""
+    seen = max(0, marks[growth.mark] + growth.shift)
+    if growth.cp_size == 1:
+        return seen
+    return sum(token // growth.cp_interleave % growth.cp_size == growth.cp_rank for token in range(seen))
+
+
+def _marks(marks: int | Sequence[int]) -> tuple[int, ...]:
+    return (marks,) if isinstance(marks, int) else tuple(marks)
+
+
+def _aligned(n: int) -> int:
+    return -(-n // ALIGNMENT) * ALIGNMENT

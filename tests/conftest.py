@@ -1,0 +1,117 @@
+"""Opens the runtime that the tests run on, the host runtime unless STRATA_COPY_RUNTIME=cuda, and looks after each test whether it
+left something behind.
+
+A test that takes `seed` runs on the host runtime in scheduled mode, once for each seed: 20 in the short tier, 200 in the long one.
+With CUDA, what needs the host runtime is deselected; nothing is skipped.
+"""
+
+import gc
+
+import pytest
+from fixtures import HOST, KIND, Memory
+
+import strata_copy as sc
+from strata_copy import host_runtime, runtime
+
+SHORT_SEEDS, LONG_SEEDS = 20, 200
+
+# They check no copy, and need packages that a machine with a GPU and no network may lack.
+collect_ignore = [] if HOST else ["test_host_runtime.py", "test_layout.py", "test_extents.py"]
+
+
+def pytest_addoption(parser):
+    parser.addoption("--no-skips", action="store_true", help="a skipped test fails the run")
+
+
+def pytest_generate_tests(metafunc):
+    if "seed" in metafunc.fixturenames:
+        seeds = [*range(SHORT_SEEDS), *(pytest.param(s, marks=pytest.mark.long) for s in range(SHORT_SEEDS, LONG_SEEDS))]
+        metafunc.parametrize("seed", seeds)
+
+
+def pytest_collection_modifyitems(config, items):
+    def fits(item):
+        if HOST:
+            return not item.get_closest_marker("gpu")
+        if "second_device" in item.fixturenames and runtime.device_count() < 2:
+            return False
+        return not item.get_closest_marker("host") and "seed" not in item.fixturenames
+
+    if not HOST:
+        runtime.open(KIND)
+    kept = [item for item in items if fits(item)]
+    config.hook.pytest_deselected(items=[item for item in items if not fits(item)])
+    items[:] = kept
+
+
+def pytest_sessionfinish(session):
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if session.config.getoption("--no-skips") and reporter is not None and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def start_anew(seed=None):
+    """The host runtime as new; of the CUDA runtime only the device that the tests expect."""
+    if HOST:
+        host_runtime.configure(devices=2, seed=seed)
+    else:
+        runtime.set_device(0)
+
+
+def close_copiers():
+    """Closes what a test left open, and says whether there was something."""
+    try:
+        sc.Copier(tickets=1, layer_events=1).close()
+    except sc.CopyError:
+        return False        # a dead device
+    except RuntimeError:
+        for left in [thing for thing in gc.get_objects() if isinstance(thing, sc.Copier)]:
+            left.close()
+        return True
+    return False
+
+
+@pytest.fixture(scope="session", autouse=True)
+def opened_runtime():
+    runtime.open(KIND)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request, opened_runtime):
+    """Each test starts on a runtime as new, and ends without a violation of CUDA's contracts and without an open copier."""
+    start_anew(request.getfixturevalue("seed") if "seed" in request.fixturenames else None)
+    yield
+    violations = host_runtime.violations() if HOST else []
+    pending = runtime.peek_last_error() if not HOST else 0
+    left_open = close_copiers()
+    start_anew()
+    assert violations == []
+    assert pending == 0
+    assert not left_open, "the test left a copier open"
+
+
+@pytest.fixture
+def memory():
+    """Makes a Memory; all of them are freed after the test."""
+    made = []
+
+    def make(layout, tag, *args, **kwargs):
+        made.append(Memory(layout, tag, *args, **kwargs))
+        return made[-1]
+
+    yield make
+    if not HOST:        # the host runtime drops everything by itself
+        for one in made:
+            one.free()
+
+
+@pytest.fixture
+def copier():
+    """A copier of device 0, small enough to be made for each test."""
+    with sc.Copier(tickets=8, layer_events=24) as opened:
+        yield opened
+
+
+@pytest.fixture
+def second_device():
+    return 1

@@ -1,0 +1,166 @@
+"""A small conversation in five K/V formats, and memory for it that knows what it should hold."""
+
+import os
+
+import numpy as np
+import reference
+
+import strata_copy as sc
+from strata_copy import runtime
+
+KIND = os.environ.get("STRATA_COPY_RUNTIME") or "host"
+HOST = KIND == "host"
+CAPACITY = 96
+GUARD = 512
+
+# Bytes of one page: four cells of two heads of 256 values, codes and scales apart.
+PAGES = {
+    "fp16": {"k": 4096, "v": 4096},
+    "int8": {"k": 2048, "v": 2048, "k_scale": 64, "v_scale": 64},
+    "int8-rotated": {"k": 2048, "v": 2048, "k_scale": 64, "v_scale": 64},
+    "q4_0": {"k": 1152, "v": 1152},
+    "k8v4": {"k": 2048, "v": 1152, "k_scale": 64},
+}
+ROTATED = ("int8-rotated", "q4_0")
+KINDS = ("device", "pinned")
+
+
+def pages(layer, format, group="main"):
+    """The K/V of one attention layer, in whole pages."""
+    growth = sc.Growth.linear(4, ceil=True)
+    return [
+        sc.Part(name=name, layer=layer, unit_bytes=size, growth=growth, group=group)
+        for name, size in PAGES[format].items()
+    ]
+
+
+def attention(layer, format):
+    """K/V and what the indexer keeps: a row for each full page, and a spare one that is patched."""
+    return [
+        *pages(layer, format),
+        sc.Part(name="pooled", layer=layer, unit_bytes=512, growth=sc.Growth.linear(4, extra=1)),
+        sc.Part(name="idx_tail", layer=layer, unit_bytes=1536, growth=sc.Growth.state()),
+        sc.Part(name="idx_dead", layer=layer, unit_bytes=512, growth=sc.Growth.const()),
+        sc.Part(name="idx_block_pos", layer=layer, unit_bytes=4, growth=sc.Growth.state()),
+    ]
+
+
+def small_layout(format="k8v4", *, draft=True, identity=b""):
+    """Layers 0 and 2 are recurrent, 1 and 3 attention, 4 is the draft's; the session has a window of its own."""
+    parts = [sc.Part(name="window", layer=-1, unit_bytes=360, growth=sc.Growth.state())]
+    for layer in range(4):
+        if layer % 2:
+            parts += attention(layer, format)
+        else:
+            parts.append(sc.Part(name="recurrent", layer=layer, unit_bytes=1192, growth=sc.Growth.state()))
+    if draft:
+        parts += pages(4, "int8" if format == "k8v4" else format, group="draft")
+    return sc.Layout(
+        parts,
+        format=format,
+        identity=identity + (b"rotated" if format in ROTATED else b""),
+        patches=[sc.Patch(layer=layer, part="pooled", source="idx_dead") for layer in (1, 3)],
+    )
+
+
+def write(address, values):
+    """Puts bytes into memory of any kind. On the host runtime they are there at once, and nothing that is queued is executed."""
+    if HOST:
+        runtime.view(address, values.size)[:] = values
+    else:
+        runtime.memcpy(address, values.ctypes.data, values.size)
+
+
+def read(address, size):
+    values = np.empty(size, np.uint8)
+    if HOST:
+        values[:] = runtime.view(address, size)
+    else:
+        runtime.memcpy(values.ctypes.data, address, size)
+    return values
+
+
+def allocate(kind, device, size):
+    before = runtime.get_device()
+    runtime.set_device(device)
+    try:
+        return runtime.malloc(size) if kind == "device" else runtime.host_alloc(size)
+    finally:
+        runtime.set_device(before)
+
+
+class Memory:
+    """Memory of one state: an allocation for each part, guards on both sides, every byte of it a pattern of its own.
+
+    tag: two memories with different tags hold different patterns. where: kind of all places, or a function of (number, part) that
+    returns the fields of that part's Place.
+    """
+
+    def __init__(self, layout, tag, where="device", marks=None, device=0):
+        self.layout, self.tag = layout, tag
+        marks = marks or (CAPACITY,) * len(layout.marks)
+        self.places, self.blocks = [], []
+        for i, part in enumerate(layout.parts):
+            fields = {"kind": where, "device": device} if isinstance(where, str) else dict(where(i, part))
+            fields.setdefault("units", reference.units_at(part.growth, marks) + (part.growth.rule == "linear"))
+            kind, on = fields.setdefault("kind", "device"), fields.setdefault("device", device)
+            size = 2 * GUARD + reference.span(sc.Place(base=0, **fields), part)
+            base = allocate(kind, on, size)
+            self.blocks.append((kind, base, size))
+            self.places.append(sc.Place(base=base + GUARD, **fields))
+        self.fill()
+        self.state = sc.State(layout, self.places, owner=self)
+
+    def fill(self):
+        for (_, base, _), values in zip(self.blocks, self.pattern(), strict=True):
+            write(base, values)
+
+    def pattern(self):
+        """What `fill` writes: an array for each part."""
+        return [
+            np.random.default_rng((self.tag, i)).integers(0, 256, size, np.uint8)
+            for i, (_, _, size) in enumerate(self.blocks)
+        ]
+
+    def bytes(self):
+        return [read(base, size) for _, base, size in self.blocks]
+
+    def address(self, layer, name):
+        return self.places[self.layout.index(layer, name)].base
+
+    def free(self):
+        for kind, base, _ in self.blocks:
+            (runtime.free if kind == "device" else runtime.host_free)(base)
+        self.blocks = []
+
+
+def after_copy(source, target, upto, before=None, source_bytes=None, **how):
+    """What the target's allocations hold after a copy: the source's bytes where it moves some, `before` (the target's pattern) in
+    every other byte, guards too."""
+    upto = (upto,) if isinstance(upto, int) else upto
+    wanted = [values.copy() for values in before or target.pattern()]
+    given = source_bytes or source.pattern()
+    for i, to, j, from_, size in reference.moved_runs(source.layout, source.places, target.places, upto, **how):
+        wanted[i][GUARD + to : GUARD + to + size] = given[j][GUARD + from_ : GUARD + from_ + size]
+    return wanted
+
+
+def differences(memory, wanted, layers=None):
+    """The parts in which memory is not as wanted, with the first byte that differs, counted from the place's base."""
+    found = []
+    for part, (_, base, size), values in zip(memory.layout.parts, memory.blocks, wanted, strict=True):
+        if layers is not None and part.layer not in layers:
+            continue
+        wrong = np.flatnonzero(read(base, size) != values)
+        if wrong.size:
+            found.append(f"layer {part.layer} {part.name}: {wrong.size} bytes from {wrong[0] - GUARD}")
+    return found
+
+
+def untouched(memory):
+    """Nothing of a memory differs from its own pattern."""
+    return differences(memory, memory.pattern()) == []
+
+
+def needed_by(part):
+    return max(part.layer, 0) if part.needed_by is None else part.needed_by
