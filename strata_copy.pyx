@@ -27,7 +27,7 @@ from strata_copy.raising cimport raise_error
 from strata_copy.states cimport MAX_TICKETS, StateData, check_places, state_drop, state_new
 from strata_copy.submit cimport adopt_plan, submit_plan
 from strata_copy.tickets cimport (
-    end_all, reset_state, ticket_poll, ticket_release, ticket_sync, ticket_wait_done, ticket_wait_layer, tickets_finished,
+    end_all, free_all, reset_state, ticket_look, ticket_poll, ticket_release, ticket_sync, ticket_wait_done, ticket_wait_layer, tickets_finished,
 )
 from strata_copy.values cimport RequestValues, fill_place, fill_request
 
@@ -256,6 +256,8 @@ cdef class Copier:
             end_all(data)
         self._collect()
         self.data = NULL
+        with nogil:
+            free_all(data)
         close_on_thread(data)
 
     def plan(self, source, State target):
@@ -297,6 +299,8 @@ cdef class Copier:
     def finished(self):
         """The tickets that have ended since the last call, the oldest 1,024 at most. Memory loads; CUDA is asked only for a ticket that
         is older than `patience`."""
+        for ticket in self.flying.values():
+            ticket_look((<Ticket>ticket).ticket)
         self._collect()
         found = list(self.ended)
         self.ended.clear()
@@ -376,6 +380,8 @@ cdef class Ticket:
                 status = ticket_sync(self.ticket, slice_ns, &error)
             PyErr_CheckSignals()
             self._look()
+            if status == REFUSED and self.status == AGAIN:
+                raise_error(&error)
             if left >= 0:
                 left -= slice_ns
                 if left <= 0:

@@ -21,13 +21,12 @@ PAGES = {
     "q4_0": {"k": 1152, "v": 1152},
     "k8v4": {"k": 2048, "v": 1152, "k_scale": 64},
 }
-ROTATED = ("int8-rotated", "q4_0")
 KINDS = ("device", "pinned")
 
 
-def pages(layer, format, group="main"):
+def pages(layer, format, group="main", mark=0):
     """The K/V of one attention layer, in whole pages."""
-    growth = sc.Growth.linear(4, ceil=True)
+    growth = sc.Growth.linear(4, ceil=True, mark=mark)
     return [
         sc.Part(name=name, layer=layer, unit_bytes=size, growth=growth, group=group)
         for name, size in PAGES[format].items()
@@ -45,8 +44,9 @@ def attention(layer, format):
     ]
 
 
-def small_layout(format="k8v4", *, draft=True, identity=b""):
-    """Layers 0 and 2 are recurrent, 1 and 3 attention, 4 is the draft's; the session has a window of its own."""
+def small_layout(format="k8v4", *, draft=False, identity=b""):
+    """Layers 0 and 2 are recurrent, 1 and 3 attention; the session has a window of its own. Layer 4 is the draft's, with a group
+    and a mark of its own."""
     parts = [sc.Part(name="window", layer=-1, unit_bytes=360, growth=sc.Growth.state())]
     for layer in range(4):
         if layer % 2:
@@ -54,11 +54,12 @@ def small_layout(format="k8v4", *, draft=True, identity=b""):
         else:
             parts.append(sc.Part(name="recurrent", layer=layer, unit_bytes=1192, growth=sc.Growth.state()))
     if draft:
-        parts += pages(4, "int8" if format == "k8v4" else format, group="draft")
+        parts += pages(4, "int8" if format == "k8v4" else format, "draft", 1)
     return sc.Layout(
         parts,
+        marks=("tokens", "draft") if draft else ("tokens",),
         format=format,
-        identity=identity + (b"rotated" if format in ROTATED else b""),
+        identity=identity,
         patches=[sc.Patch(layer=layer, part="pooled", source="idx_dead") for layer in (1, 3)],
     )
 
@@ -137,7 +138,7 @@ class Memory:
 def after_copy(source, target, upto, before=None, source_bytes=None, **how):
     """What the target's allocations hold after a copy: the source's bytes where it moves some, `before` (the target's pattern) in
     every other byte, guards too."""
-    upto = (upto,) if isinstance(upto, int) else upto
+    upto = (upto,) * len(source.layout.marks) if isinstance(upto, int) else upto
     wanted = [values.copy() for values in before or target.pattern()]
     given = source_bytes or source.pattern()
     for i, to, j, from_, size in reference.moved_runs(source.layout, source.places, target.places, upto, **how):

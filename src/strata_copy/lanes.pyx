@@ -8,7 +8,7 @@ from strata_copy.abi cimport FAILED, OK, POISONED, REASON_MEMORY, REFUSED, Error
 from strata_copy.atomics cimport load_i32, store_i32
 from strata_copy.cudart cimport (
     Guard, clear, cudaDevAttrMaxPitch, cudaEventBlockingSync, cudaEventDisableTiming, cudaEvent_t, cudaHostAllocPortable,
-    cudaMemcpyDefault, cudaStreamNonBlocking, cudaStream_t, cuda_failed, guard_enter, guard_leave, outcome, rt,
+    cudaMemcpyDefault, cudaStreamNonBlocking, cudaStream_t, cuda_failed, guard_enter, guard_leave, is_sticky, outcome, rt,
 )
 from strata_copy.plan cimport Extent, Units
 
@@ -130,6 +130,10 @@ cdef int drain_stream(DeviceLanes *device, cudaStream_t stream, const Guard *gua
     if stream == NULL:          # of a copier that could not be opened whole
         return OK
     code = rt.cudaStreamSynchronize(stream)
+    if code != 0 and not is_sticky(code):       # it may be told of other work: the second answer counts
+        if guard.pending == 0:
+            rt.cudaGetLastError()
+        code = rt.cudaStreamSynchronize(stream)
     if code != 0:
         return poison(device, code, "cudaStreamSynchronize", guard, error)
     return OK

@@ -194,6 +194,8 @@ def _check(layout):
         source = layout.parts[layout_index(layout, patch, patch.source)]
         if part.growth.rule != "linear":
             _refuse(part, "a patch sets the last unit of a linear part")
+        if source.growth.rule not in ("const", "state"):
+            _refuse(source, "the source of a patch is one unit: a constant or running state")
         if (part.unit_bytes, part.rep) != (source.unit_bytes, source.rep):
             _refuse(part, f"a patch needs units of one size: {part.unit_bytes} x {part.rep} and {source.unit_bytes} x {source.rep}")
         if part.needed_by != source.needed_by or part.group != source.group:

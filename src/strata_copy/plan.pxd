@@ -52,6 +52,7 @@ cdef struct Emission:
     ExtentSink take
     void *sink
     Extent pending              # rows == 0: none
+    int32_t part                # of the extent that the sink takes; the first one where several were merged
     size_t target_piece, source_piece
 
 

@@ -116,7 +116,8 @@ cdef int emit_units(Emission *emission, const PlanData *plan, const Request *req
     cdef const PlaceSpec *to = &plan.target.places[target_part]
     cdef const PartSpec *part = &plan.target.layout.parts[target_part]
     cdef int64_t unit_bytes = part.growth.unit_bytes
-    cdef int64_t source_bank = bank_of(request.src_bank, part), target_bank = bank_of(request.dst_bank, part)
+    cdef int64_t source_bank = bank_of(request.src_bank, &plan.target.layout.parts[source_part], from_)
+    cdef int64_t target_bank = bank_of(request.dst_bank, part, to)
     cdef int64_t source_left, target_left, n, _run
     cdef char *source_address
     cdef char *target_address
@@ -131,14 +132,14 @@ cdef int emit_units(Emission *emission, const PlanData *plan, const Request *req
         if dense:       # one row for each run of a unit
             extent.width, extent.rows = n * unit_bytes, part.rep
             extent.source_pitch, extent.target_pitch = from_.rep_stride, to.rep_stride
-            status = emit(emission, &extent, source.piece[source_part], plan.target.piece[target_part])
+            status = emit(emission, target_part, &extent, source.piece[source_part], plan.target.piece[target_part])
             if status != OK:
                 return status
         else:           # one row for each unit, run after run
             extent.width, extent.rows = unit_bytes, n
             extent.source_pitch, extent.target_pitch = from_.stride, to.stride
             for _run in range(part.rep):
-                status = emit(emission, &extent, source.piece[source_part], plan.target.piece[target_part])
+                status = emit(emission, target_part, &extent, source.piece[source_part], plan.target.piece[target_part])
                 if status != OK:
                     return status
                 extent.source += from_.rep_stride
@@ -149,7 +150,7 @@ cdef int emit_units(Emission *emission, const PlanData *plan, const Request *req
     return OK
 
 
-cdef int emit(Emission *emission, const Extent *extent, size_t source_piece, size_t target_piece) noexcept nogil:
+cdef int emit(Emission *emission, int32_t part, const Extent *extent, size_t source_piece, size_t target_piece) noexcept nogil:
     """Merges an extent with the pending one where it follows it on both sides, within one allocation on each: a copy may not leave
     the allocation that it starts in."""
     cdef Extent flat = extent[0]
@@ -166,13 +167,14 @@ cdef int emit(Emission *emission, const Extent *extent, size_t source_piece, siz
         last.source_pitch = last.target_pitch = last.width
         return OK
     status = emit_end(emission)
-    last[0] = flat
+    last[0], emission.part = flat, part
     emission.source_piece, emission.target_piece = source_piece, target_piece
     return status
 
 
-cdef inline int64_t bank_of(const int64_t *banks, const PartSpec *part) noexcept nogil:
-    return 0 if banks == NULL else banks[part.group]
+cdef inline int64_t bank_of(const int64_t *banks, const PartSpec *part, const PlaceSpec *place) noexcept nogil:
+    """Banks hold running state; a part that grows and is kept once has only bank 0, whatever bank its group moves."""
+    return 0 if banks == NULL or (part.growth.rule != STATE and place.banks == 1) else banks[part.group]
 
 
 cdef inline int64_t first_unit(const PartSpec *part, const int64_t *begin, int64_t end) noexcept nogil:
@@ -212,10 +214,7 @@ cdef int check_request(const LayoutData *layout, const Request *request, Error *
 
 cdef int check_bank(const StateData *state, int32_t i, const int64_t *banks, const char *side, Error *error) noexcept nogil:
     cdef const PartSpec *part = &state.layout.parts[i]
-    cdef int64_t bank = bank_of(banks, part)
-    # Banks hold running state; rows that grow are kept once.
-    if part.growth.rule != STATE and state.places[i].banks == 1:
-        return OK
+    cdef int64_t bank = bank_of(banks, part, &state.places[i])
     if 0 <= bank < state.places[i].banks:
         return OK
     error.wanted, error.found = bank, state.places[i].banks

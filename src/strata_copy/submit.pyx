@@ -40,6 +40,7 @@ cdef struct Submission:
     Error *error
     DeviceLanes *device         # where the extents that are being emitted go
     Lane *lane
+    Emission emission
     bint started                # the first copy call was made: from here on the target may differ
 
 
@@ -53,12 +54,14 @@ cdef int submit_plan(PlanData *plan, const Request *request, Ticket *ticket, Err
     if s.copier == NULL or s.copier.number != plan.copier:
         return outcome(error, REFUSED, REASON_CLOSED, "the copier of this plan is closed, or this process is a fork of its own")
     pthread_mutex_lock(&s.copier.lock)
-    status = guard_enter(&s.guard, error)
+    status = check_devices(&s)      # a device that is poisoned is not called any more
     if status == OK:
-        status = submit_locked(&s, ticket)
-        guard_leave(&s.guard, status, error)
-    if status == POISONED and s.slot == NULL:
-        poison_devices(&s)
+        status = guard_enter(&s.guard, error)
+        if status == OK:
+            status = submit_locked(&s, ticket)
+            guard_leave(&s.guard, status, error)
+        if status == POISONED and s.slot == NULL:
+            poison_devices(&s)
     pthread_mutex_unlock(&s.copier.lock)
     return status
 
@@ -114,10 +117,21 @@ cdef int submit_locked(Submission *s, Ticket *ticket) noexcept nogil:
 
 # ---- checks: before the first call that queues anything
 
+cdef int check_devices(Submission *s) noexcept nogil:
+    cdef int32_t d, code
+    for d in range(s.copier.n_devices):
+        code = load_i32(&s.copier.devices[d].poisoned)
+        if code != 0 and uses_device(s.plan, s.copier.devices[d].device):
+            s.error.device, s.error.cuda_code = s.copier.devices[d].device, code
+            return outcome(s.error, POISONED, REASON_CUDA, "device %d failed earlier with %s (%d): restart the process",
+                           s.error.device, rt.cudaGetErrorName(code), code)
+    return OK
+
+
 cdef int check_plan_now(Submission *s) noexcept nogil:
-    """What may have changed since the plan was made: validity, generations, devices."""
+    """What may have changed since the plan was made: validity and generations."""
     cdef StateData *target = s.plan.target
-    cdef int32_t i, d, code
+    cdef int32_t i
     if s.request.size != sizeof(Request):
         return units_to_move(s.plan, s.request, s.copier.units, NULL, s.error)      # says what is wrong with it
     for i in range(s.plan.n_sources):
@@ -127,12 +141,6 @@ cdef int check_plan_now(Submission *s) noexcept nogil:
             return wrong_generation(s, "source", s.request.src_generation, load_u64(&s.plan.sources[i].generation))
     if s.request.dst_generation != 0 and s.request.dst_generation != load_u64(&target.generation):
         return wrong_generation(s, "target", s.request.dst_generation, load_u64(&target.generation))
-    for d in range(s.copier.n_devices):
-        code = load_i32(&s.copier.devices[d].poisoned)
-        if code != 0 and uses_device(s.plan, s.copier.devices[d].device):
-            s.error.device, s.error.cuda_code = s.copier.devices[d].device, code
-            return outcome(s.error, POISONED, REASON_CUDA, "device %d failed earlier with %s (%d): restart the process",
-                           s.error.device, rt.cudaGetErrorName(code), code)
     return OK
 
 
@@ -288,11 +296,11 @@ cdef int queue_layer(Submission *s, int32_t layer) noexcept nogil:
     cdef const LayoutData *layout = s.plan.target.layout
     cdef Lane *lanes[MAX_DEVICES][ROUTES]
     cdef Lane *lane
-    cdef Emission emission
     cdef int32_t k, part, d, route, recorded = s.slot.first_event[layer]
     cdef int status = OK
     memset(lanes, 0, sizeof(lanes))
-    emission.take, emission.sink, emission.pending.rows = take_extent, s, 0
+    s.emission.take, s.emission.sink, s.emission.pending.rows = take_extent, s, 0
+    s.lane = NULL
     for k in range(layout.first[layer], layout.first[layer + 1]):
         part = layout.order[k]
         if s.copier.units[part].first == s.copier.units[part].end:
@@ -303,16 +311,15 @@ cdef int queue_layer(Submission *s, int32_t layer) noexcept nogil:
         if lane == NULL:
             lane = lanes[d][route] = choose_lane(&s.copier.devices[d], route)
         if lane != s.lane:
-            status = emit_end(&emission)        # the pending extent belongs to the lane before
+            status = emit_end(&s.emission)        # the pending extent belongs to the lane before
             s.lane, s.device = lane, &s.copier.devices[d]
         if status == OK and not lane.used:
             status = open_lane(s, d)
         if status == OK:
-            status = emit_part(&emission, s.plan, s.request, part, &s.copier.units[part])
+            status = emit_part(&s.emission, s.plan, s.request, part, &s.copier.units[part])
         if status != OK:
-            s.error.part = part
             return status
-    status = emit_end(&emission)
+    status = emit_end(&s.emission)
     for d in range(s.copier.n_devices):
         for route in range(<int>ROUTES):
             if status == OK and lanes[d][route] != NULL:
@@ -327,6 +334,7 @@ cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
     if not s.started:
         s.started = True
         add_i64(<int64_t *>&s.plan.target.generation, 1)
+    s.error.part = s.emission.part
     return lane_copy(s.copier, s.device, s.lane, extent, &s.guard, s.error)
 
 

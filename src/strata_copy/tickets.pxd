@@ -29,6 +29,8 @@ cdef void end_badly(CopierData *copier, Slot *slot, int status, const Error *err
 cdef int ticket_wait_layer(Ticket ticket, int32_t layer, void *stream, int64_t timeout_ns, Error *error) noexcept nogil
 cdef int ticket_wait_done(Ticket ticket, void *stream, int64_t timeout_ns, Error *error) noexcept nogil
 cdef int ticket_poll(Ticket ticket, Progress *progress) noexcept nogil
+# As poll, but CUDA is asked (once in the copier's patience) for a ticket that is late.
+cdef int ticket_look(Ticket ticket) noexcept nogil
 cdef int tickets_finished(CopierData *copier, Ticket *out, int32_t n) noexcept nogil
 cdef int ticket_sync(Ticket ticket, int64_t timeout_ns, Error *error) noexcept nogil
 cdef void ticket_release(Ticket *ticket) noexcept nogil
@@ -37,6 +39,8 @@ cdef void ticket_release(Ticket *ticket) noexcept nogil
 cdef int reset_state(StateData *state, Error *error) noexcept nogil
 # Holds the caller until no ticket is in flight: before the copier closes.
 cdef void end_all(CopierData *copier) noexcept nogil
+# Frees every slot, released or not: the last thing before the copier closes.
+cdef void free_all(CopierData *copier) noexcept nogil
 
 # REFUSED where a stream that somebody named may not be used: a default stream, or one that captures.
 cdef int check_stream(void *stream, const Guard *guard, Error *error) noexcept nogil

@@ -83,6 +83,18 @@ cdef int ticket_poll(Ticket ticket, Progress *progress) noexcept nogil:
     return progress.status
 
 
+cdef int ticket_look(Ticket ticket) noexcept nogil:
+    cdef Slot *slot = pin(ticket)
+    cdef Error error
+    cdef int status
+    if slot == NULL:
+        return REFUSED
+    clear(&error)
+    status = ask_if_late(the_copier(), slot, &error)
+    unpin(slot)
+    return status
+
+
 cdef int tickets_finished(CopierData *copier, Ticket *out, int32_t n) noexcept nogil:
     cdef Slot *slot
     cdef Ticket ticket
@@ -205,7 +217,7 @@ cdef void end_all(CopierData *copier) noexcept nogil:
     """The lanes are drained, so that the words are set: after this no ticket is in flight but on a dead device."""
     cdef Guard guard
     cdef Error error
-    cdef int32_t d, i
+    cdef int32_t d
     clear(&error)
     pthread_mutex_lock(&copier.lock)
     if guard_enter(&guard, &error) == OK:
@@ -213,9 +225,15 @@ cdef void end_all(CopierData *copier) noexcept nogil:
             if load_i32(&copier.devices[d].poisoned) == 0:
                 device_drain(&copier.devices[d], &guard, &error)
         guard_leave(&guard, OK, &error)
+    sweep(copier)
+    pthread_mutex_unlock(&copier.lock)
+
+
+cdef void free_all(CopierData *copier) noexcept nogil:
+    cdef int32_t i
+    pthread_mutex_lock(&copier.lock)
     for i in range(copier.n_slots):
-        if copier.slots[i].ticket != 0:
-            store_i32(&copier.slots[i].released, 1)
+        store_i32(&copier.slots[i].released, 1)
     sweep(copier)
     pthread_mutex_unlock(&copier.lock)
 

@@ -87,6 +87,8 @@ cdef uint64_t group_bits(Layout layout, groups) except? 0:
 
 
 cdef int fill_banks(Layout layout, banks, int64_t *values) except -1:
+    if isinstance(banks, dict) and not set(banks) <= set(layout.groups):
+        raise ValueError(f"banks of groups {sorted(banks)}; the layout's are {layout.groups}")
     for g, group in enumerate(layout.groups):
         values[<int32_t>g] = banks.get(group, 0) if isinstance(banks, dict) else banks
     return 0

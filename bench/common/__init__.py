@@ -1,0 +1,1 @@
+"""What the benchmarks share: sessions, ceilings, the machine, results."""

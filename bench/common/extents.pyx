@@ -1,0 +1,64 @@
+"""Extents. Declared in extents.pxd."""
+
+from bisect import bisect_right
+
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+
+from common.failure cimport check, noted
+from strata_copy.abi cimport Error
+from strata_copy.cudart cimport cudaMemoryTypeHost, cudaPointerAttributes, rt
+
+
+cdef class Extents:
+    """What `plan.submit(upto)` copies. `n` extents in `layers` layers, `bytes` in all.
+
+    The plan is asked once, before anything is measured: code that copies without this library knows its addresses too.
+    """
+
+    def __init__(self, plan, upto):
+        found = plan.extents(upto)
+        layer_at = layers_by_address(plan.target)
+        starts = sorted(layer_at)
+        self.items = <Extent *>calloc(len(found), sizeof(Extent))
+        if self.items == NULL:
+            raise MemoryError
+        self.n, self.layers = len(found), plan.layout.layers
+        latest = 0
+        for i, (target, source, width, rows, _, _) in enumerate(found):
+            layer = layer_at[starts[bisect_right(starts, target) - 1]]
+            if rows != 1 or layer < latest:
+                raise ValueError(f"extent {i}: {rows} rows, layer {layer} after layer {latest}; dense places are needed")
+            latest = layer
+            self.items[<int>i].target = <char *><size_t>target
+            self.items[<int>i].source = <const char *><size_t>source
+            self.items[<int>i].bytes = width
+            self.items[<int>i].layer = layer
+            self.bytes += width
+
+    def __dealloc__(self):
+        free(self.items)
+
+    def spoil(self):
+        """Overwrites every byte that the copy has to bring: what is right afterwards was brought by a copy after this."""
+        cdef Error error
+        cdef cudaPointerAttributes found
+        cdef int i
+        cdef int code = 0
+        for i in range(self.n):
+            code = noted(rt.cudaPointerGetAttributes(&found, self.items[i].target), "cudaPointerGetAttributes", &error)
+            check(code, &error)
+            if found.type == cudaMemoryTypeHost:
+                memset(self.items[i].target, 0xA5, self.items[i].bytes)
+                continue
+            code = noted(rt.cudaMemsetAsync(self.items[i].target, 0xA5, self.items[i].bytes, NULL), "cudaMemsetAsync", &error)
+            check(code, &error)
+        check(noted(rt.cudaDeviceSynchronize(), "cudaDeviceSynchronize", &error), &error)
+
+
+def layers_by_address(state):
+    """The first address of each part's place, and the layer that needs the part."""
+    return {
+        place.base: max(part.layer, 0) if part.needed_by is None else part.needed_by
+        for part, place in zip(state.layout.parts, state.places, strict=True)
+    }

@@ -1,0 +1,244 @@
+"""The extents of a plan against plain integer arithmetic, for layouts, places and marks of any shape."""
+
+import numpy as np
+import pytest
+import reference
+from fixtures import Memory, small_layout
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import strata_copy as sc
+from strata_copy import host_runtime, runtime
+
+pytestmark = pytest.mark.host
+random_cases = settings(max_examples=150, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+
+
+@st.composite
+def growths(draw, marks):
+    rule = draw(st.sampled_from(["const", "state", "linear", "linear", "linear"]))
+    if rule == "const":
+        return sc.Growth.const()
+    mark = draw(st.integers(0, marks - 1))
+    if rule == "state":
+        return sc.Growth.state(mark)
+    cp_size = draw(st.sampled_from([1, 1, 2, 3]))
+    return sc.Growth(
+        rule="linear",
+        mark=mark,
+        q=draw(st.integers(1, 6)),
+        ceil=draw(st.booleans()),
+        extra=draw(st.integers(0, 2)),
+        shift=draw(st.integers(-3, 3)),
+        settle=draw(st.integers(0, 3)),
+        cp_size=cp_size,
+        cp_rank=draw(st.integers(0, cp_size - 1)),
+        cp_interleave=draw(st.integers(1, 5)),
+    )
+
+
+@st.composite
+def layouts(draw):
+    marks = draw(st.integers(1, 2))
+    parts, patches = [], []
+    for layer in range(-1, draw(st.integers(1, 3))):
+        for n in range(draw(st.integers(1, 3))):
+            parts.append(
+                sc.Part(
+                    name=f"p{n}",
+                    layer=layer,
+                    unit_bytes=draw(st.integers(1, 24)),
+                    growth=draw(growths(marks)),
+                    group=draw(st.sampled_from(["a", "b"])),
+                    needed_by=draw(st.integers(max(layer, 0), 3)),
+                    order=draw(st.integers(-1, 1)),
+                    rep=draw(st.integers(1, 3)),
+                )
+            )
+        patched = parts[-1]
+        if patched.growth.rule == "linear" and draw(st.booleans()):
+            source = sc.Growth.const()
+            fields = ("layer", "unit_bytes", "group", "needed_by", "rep")
+            parts.append(sc.Part(name="q", growth=source, **{name: getattr(patched, name) for name in fields}))
+            patches.append(sc.Patch(layer=layer, part=patched.name, source="q"))
+    return sc.Layout(parts, marks=("tokens", "other")[:marks], patches=patches)
+
+
+@st.composite
+def places(draw, layout, upto):
+    """Fields of each part's place: enough units, and gaps between units, runs and banks."""
+    fields = []
+    for part in layout.parts:
+        units = reference.units_at(part.growth, upto) + draw(st.integers(0, 2))
+        stride = part.unit_bytes + draw(st.sampled_from([0, 0, 1, 8]))
+        if part.rep > 1 and draw(st.booleans()):  # the runs of a unit beside each other, the units further apart
+            rep_stride = part.unit_bytes + draw(st.sampled_from([0, 3]))
+            stride = part.rep * rep_stride + draw(st.sampled_from([0, 5]))
+            bank_stride = max(units, 1) * stride
+        else:
+            rep_stride = max(units, 1) * stride + draw(st.sampled_from([0, 7]))
+            bank_stride = part.rep * rep_stride
+        banks = draw(st.integers(1, 3)) if part.growth.rule == "state" else 1
+        fields.append({"units": units, "stride": stride, "rep_stride": rep_stride, "banks": banks, "bank_stride": bank_stride})
+    return fields
+
+
+@st.composite
+def copies(draw):
+    layout = draw(layouts())
+    upto = tuple(draw(st.integers(0, 40)) for _ in layout.marks)
+    begin = draw(st.none() | st.tuples(*(st.integers(0, mark) for mark in upto)))
+    return layout, upto, begin, draw(places(layout, upto)), draw(places(layout, upto))
+
+
+def bytes_of(extents):
+    """(target, source) of every byte, in the order of the extents."""
+    pairs = []
+    for target, source, width, rows, target_pitch, source_pitch in extents:
+        for row in range(rows):
+            starts = np.array([target + row * target_pitch, source + row * source_pitch], np.int64)
+            pairs.append(starts[None, :] + np.arange(width)[:, None])
+    return np.concatenate(pairs) if pairs else np.empty((0, 2), np.int64)
+
+
+def wanted_bytes(layout, source, target, upto, begin=None):
+    runs = reference.moved_runs(layout, source, target, upto, begin)
+    starts = [(target[i].base + to, source[j].base + from_, size) for i, to, j, from_, size in runs]
+    return bytes_of([(to, from_, size, 1, size, size) for to, from_, size in starts])
+
+
+def in_order(pairs):
+    return pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+
+
+def runs_layer_by_layer(layout, extents, target):
+    """The layer that needs each extent, by the target's places."""
+    needed = []
+    for address, *_ in extents:
+        (part,) = [
+            part
+            for part, place in zip(layout.parts, target, strict=True)
+            if place.base <= address < place.base + reference.span(place, part)
+        ]
+        needed.append(max(part.layer, 0) if part.needed_by is None else part.needed_by)
+    return needed
+
+
+@given(copies())
+@random_cases
+def test_each_byte_that_moves_is_in_one_extent_and_no_other_is(case):
+    layout, upto, begin, source_fields, target_fields = case
+    host_runtime.configure()
+    source = Memory(layout, 1, lambda i, part: source_fields[i])
+    target = Memory(layout, 2, lambda i, part: target_fields[i])
+    with sc.Copier(tickets=2, layer_events=8) as copier:
+        plan = copier.plan(source.state, target.state)
+        extents = plan.extents(upto, begin)
+    found, wanted = bytes_of(extents), wanted_bytes(layout, source.places, target.places, upto, begin)
+    assert np.array_equal(in_order(found), in_order(wanted))
+    needed = runs_layer_by_layer(layout, extents, target.places)
+    assert needed == sorted(needed)
+    assert all(width > 0 and rows > 0 for _, _, width, rows, _, _ in extents)
+    host_runtime.configure(devices=2)
+
+
+def one_allocation(layout, units, kind="device", device=0):
+    """Places that follow each other without a gap."""
+    sizes = [units * part.unit_bytes if part.growth.rule == "linear" else part.unit_bytes for part in layout.parts]
+    base = runtime.malloc(sum(sizes)) if kind == "device" else runtime.host_alloc(sum(sizes))
+    places = []
+    for part, size in zip(layout.parts, sizes, strict=True):
+        places.append(sc.Place(base=base, units=size // part.unit_bytes, kind=kind, device=device))
+        base += size
+    return places
+
+
+def states_of(layer, first=0):
+    return [
+        sc.Part(name=f"s{n}", layer=layer, unit_bytes=10 + n, growth=sc.Growth.state()) for n in range(first, first + 3)
+    ]
+
+
+def test_neighbours_of_a_layer_are_merged(copier):
+    layout = sc.Layout(states_of(0) + states_of(1))
+    source, target = one_allocation(layout, 1), one_allocation(layout, 1, "pinned")
+    plan = copier.plan(sc.State(layout, source), sc.State(layout, target))
+    size = 10 + 11 + 12
+    assert plan.extents(5) == [
+        (target[i].base, source[i].base, size, 1, size, size)
+        for i in (0, 3)
+    ]
+
+
+@pytest.mark.parametrize("cut", ["source", "target"])
+def test_neighbours_in_two_registrations_are_not_merged(copier, cut):
+    layout = sc.Layout(states_of(0))
+    memory = np.zeros(3 * 4096, np.uint8)
+    page = -(-memory.ctypes.data // 4096) * 4096
+    runtime.host_register(page, 4096)
+    runtime.host_register(page + 4096, 4096)
+    base = page + 4096 - 21         # the third part begins with the second registration
+    split = [sc.Place(base=base + offset, kind="pinned") for offset in (0, 10, 21)]
+    whole = one_allocation(layout, 1)
+    source, target = (split, whole) if cut == "source" else (whole, split)
+    extents = copier.plan(sc.State(layout, source), sc.State(layout, target)).extents(5)
+    assert extents == [
+        (target[0].base, source[0].base, 21, 1, 21, 21),
+        (target[2].base, source[2].base, 12, 1, 12, 12),
+    ]
+
+
+def test_neighbours_in_two_allocations_are_not_merged(copier):
+    """Even where the addresses follow each other by chance."""
+    layout = sc.Layout(states_of(0)[:2])
+    blocks = sorted(runtime.malloc(4096) for _ in range(16))
+    low, high = next((a, b) for a, b in zip(blocks, blocks[1:], strict=False) if b - a == 4096)
+    source = [sc.Place(base=low + 4096 - 10), sc.Place(base=high)]
+    target = one_allocation(layout, 1)
+    assert len(copier.plan(sc.State(layout, source), sc.State(layout, target)).extents(5)) == 2
+
+
+def test_a_patched_row_is_copied_once_and_from_the_patch_source(memory, copier):
+    layout = small_layout()
+    source, target = memory(layout, 1), memory(layout, 2)
+    extents = copier.plan(source.state, target.state).extents(9)
+    row = target.address(1, "pooled") + 2 * 512
+    assert [(e[1], e[2]) for e in extents if e[0] <= row < e[0] + e[2]] == [(source.address(1, "idx_dead"), 512)]
+
+
+def test_bytes_of_a_layout_are_the_bytes_of_its_extents(memory, copier):
+    layout = small_layout()
+    plan = copier.plan(memory(layout, 1).state, memory(layout, 2).state)
+    for upto in range(0, 97):
+        assert sum(width * rows for _, _, width, rows, _, _ in plan.extents(upto)) == layout.bytes_at([upto])
+
+
+@pytest.mark.parametrize(
+    ("unit_bytes", "rep", "stride", "units"),
+    [(1 << 40, 1, 0, 8), ((1 << 36) + 1, 3, 1 << 37, 5), (1 << 30, 1 << 5, 0, 1 << 7), (3, 2, 1 << 38, 9)],
+)
+def test_numbers_beyond_32_bits(unit_bytes, rep, stride, units):
+    """Address space only: nothing of it is touched."""
+    host_runtime.configure(memory=1 << 46)
+    layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=unit_bytes, rep=rep, growth=sc.Growth.linear(4))])
+    fields = {"units": units, "stride": stride or unit_bytes}
+    size = reference.span(sc.Place(base=0, **fields), layout.parts[0])
+    assert size > 1 << 38
+    source, target = ([sc.Place(base=runtime.malloc(size), **fields)] for _ in range(2))
+    with sc.Copier(tickets=1, layer_events=2) as copier:
+        plan = copier.plan(sc.State(layout, source), sc.State(layout, target))
+        extents = plan.extents(4 * units, 4)
+    wanted = sorted(
+        (target[0].base + to, source[0].base + from_, n)
+        for _, to, _, from_, n in reference.moved_runs(layout, source, target, (4 * units,), (4,))
+    )
+    assert sorted(pieces(extents, unit_bytes)) == wanted
+    host_runtime.configure(devices=2)
+
+
+def pieces(extents, unit_bytes):
+    """Extents cut into runs of unit_bytes."""
+    for target, source, width, rows, target_pitch, source_pitch in extents:
+        for row in range(rows):
+            for at in range(0, width, unit_bytes):
+                yield target + row * target_pitch + at, source + row * source_pitch + at, unit_bytes

@@ -1,0 +1,310 @@
+"""Layouts: growth against plain integers, identity, the encoding, and what is refused."""
+
+import dataclasses
+import json
+import pickle
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import reference
+from fixtures import small_layout
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import strata_copy as sc
+from strata_copy import presets
+
+LINEAR = sc.Growth.linear()
+K = sc.Part(name="k", layer=0, unit_bytes=16, growth=LINEAR)
+CONST = dataclasses.replace(K, name="c", growth=sc.Growth.const())
+
+
+def linear(**fields):
+    return sc.Growth(rule="linear", **fields)
+
+
+def with_growth(growth, marks=("tokens",)):
+    return sc.Layout([dataclasses.replace(K, growth=growth)], marks=marks)
+
+
+linears = st.builds(
+    linear,
+    q=st.integers(1, 300),
+    ceil=st.booleans(),
+    extra=st.integers(0, 3),
+    shift=st.integers(-40, 40),
+    settle=st.integers(0, 9),
+).flatmap(
+    lambda growth: st.integers(1, 8).flatmap(
+        lambda size: st.builds(
+            lambda rank, run: dataclasses.replace(growth, cp_size=size, cp_rank=rank, cp_interleave=run),
+            st.integers(0, size - 1),
+            st.integers(1, 64),
+        )
+    )
+)
+lengths = st.integers(0, 5000) | st.integers(0, 1 << 40)
+
+
+@given(growth=linears, length=lengths)
+@settings(max_examples=500, deadline=None, print_blob=True)
+def test_units_are_those_of_the_formulas(growth, length):
+    layout = with_growth(growth)
+    assert layout.units(0, [length]) == reference.units_at(growth, [length])
+    assert layout.bytes_at([length]) == 16 * reference.units_at(growth, [length])
+
+
+@given(growth=linears, length=st.integers(0, 2000))
+@settings(max_examples=200, deadline=None, print_blob=True)
+def test_the_ranks_of_a_split_context_hold_every_token_once(growth, length):
+    plain = dataclasses.replace(growth, q=1, extra=0, ceil=False)
+    ranks = [dataclasses.replace(plain, cp_rank=rank) for rank in range(growth.cp_size)]
+    held = sum(with_growth(rank).units(0, [length]) for rank in ranks)
+    assert held == max(0, length + growth.shift)
+
+
+def test_a_part_follows_the_mark_that_it_names():
+    layout = sc.Layout([K, dataclasses.replace(K, name="d", growth=linear(mark=1, q=4, ceil=True))], marks=("tokens", "draft"))
+    assert [layout.units(i, [10, 9]) for i in range(2)] == [10, 3]
+    assert layout.bytes_at([10, 9]) == 13 * 16
+
+
+def test_constants_and_running_state_have_one_unit_at_any_length():
+    layout = sc.Layout([dataclasses.replace(K, name=rule, growth=sc.Growth(rule=rule)) for rule in ("const", "state")])
+    assert [layout.units(i, [length]) for i in range(2) for length in (0, 7)] == [1, 1, 1, 1]
+
+
+# ---- identity
+
+FINGERPRINTS = {
+    "k8v4": "80b1c848f774206658f16dfa1cad3c01fc549b42b054019f971bc3fd0348db55",
+    "int8": "1a8e2394918578ea4d177579889c8cce5989c5249777e6166b49da9dfa4b7aa1",
+    "int8-rotated": "f9932d18b1a5da8bd1d9b42d911df2fec8fef2bff95064086db325d7c146c6ef",
+}
+
+
+@pytest.mark.parametrize("format", FINGERPRINTS)
+def test_the_fingerprint_of_a_model_is_the_same_in_every_release(format):
+    assert presets.qwen3_8_flash_next(format).fingerprint.hex() == FINGERPRINTS[format]
+
+
+def test_the_fingerprint_is_the_same_in_another_process():
+    code = "import sys; from strata_copy import presets; print(presets.qwen3_8_flash_next('int8').fingerprint.hex())"
+    env_free = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert env_free.stdout.strip() == FINGERPRINTS["int8"]
+
+
+def changed_parts():
+    """(what, a layout that differs in it alone, what `difference` says)"""
+    growth_fields = {"q": 2, "ceil": True, "extra": 1, "shift": -1, "settle": 4, "mark": 1}
+    for name, value in growth_fields.items():
+        yield name, {"parts": [dataclasses.replace(K, growth=dataclasses.replace(LINEAR, **{name: value}))]}, f"{name} "
+    split = dataclasses.replace(LINEAR, cp_size=2)
+    yield "cp_size", {"parts": [dataclasses.replace(K, growth=split)]}, "cp_size 1, 2"
+    part_fields = {"unit_bytes": 32, "group": "other", "order": 1, "rep": 2, "needed_by": 1, "shard": (0, 1, 2), "replica": (1, 2)}
+    for name, value in part_fields.items():
+        groups = {"groups": ("main", "other")}
+        yield name, {"parts": [dataclasses.replace(K, **{name: value})], **groups}, f"{name} "
+    yield "name", {"parts": [dataclasses.replace(K, name="v")]}, "part 'k' of layer 0: only the first has it"
+    yield "layer", {"parts": [dataclasses.replace(K, layer=1)]}, "part 'k' of layer 0: only the first has it"
+    yield "more", {"parts": [K, dataclasses.replace(K, name="v")]}, "part 'v' of layer 0: only the second has it"
+    yield "format", {"format": "int8"}, "format: '', 'int8'"
+    yield "marks", {"marks": ("cells", "draft")}, "marks: "
+    yield "groups", {"groups": ("main", "b")}, "groups: "
+    yield "identity", {"identity": b"adapter"}, "identity: none (0 bytes), 61646170746572 (7 bytes)"
+
+
+@pytest.mark.parametrize(("what", "fields", "says"), list(changed_parts()))
+def test_what_differs_makes_another_layout_and_is_named(what, fields, says):
+    same = {"groups": fields["groups"]} if fields.get("groups") == ("main", "other") else {}
+    base = {"parts": [K], "marks": ("tokens", "draft"), **same}
+    one, other = sc.Layout(**base), sc.Layout(**{**base, **fields})
+    assert one != other
+    assert one.fingerprint != other.fingerprint
+    assert says in one.difference(other)
+
+
+def test_patches_and_order_belong_to_the_identity():
+    parts = [dataclasses.replace(K, name=name) for name in "ab"] + [CONST]
+    plain = sc.Layout(parts)
+    patched = sc.Layout(parts, patches=[sc.Patch(layer=0, part="a", source="c")])
+    assert plain.difference(patched) == "the patches differ in order or number"
+    assert plain.difference(sc.Layout(parts[::-1])) == "the parts differ in order or number"
+
+
+def test_equal_layouts_are_equal():
+    one, other = (presets.qwen3_8_flash_next("k8v4", identity=b"x") for _ in range(2))
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one.difference(other) == ""
+    assert one != "a layout"
+
+
+def test_what_stands_for_a_default_is_the_same_as_the_default():
+    assert sc.Layout([K]) == sc.Layout([dataclasses.replace(K, needed_by=0)], marks=("tokens",), groups=("main",))
+
+
+# ---- encoding
+
+LAYOUTS = [small_layout(format, draft=True, identity=b"\x00\xff") for format in ("fp16", "k8v4")] + [
+    sc.Layout([dataclasses.replace(K, layer=-1, needed_by=3, shard=(1, 0, 2), replica=(0, 2), name="häufig")])
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_encoding_reads_back_as_the_same_layout(layout):
+    again = sc.Layout.from_bytes(layout.to_bytes())
+    assert again == layout
+    assert again.to_bytes() == layout.to_bytes()
+    assert (again.parts, again.patches, again.groups, again.marks) == (
+        tuple(dataclasses.replace(part, needed_by=reference_needed_by(part)) for part in layout.parts),
+        layout.patches,
+        layout.groups,
+        layout.marks,
+    )
+
+
+def reference_needed_by(part):
+    return max(part.layer, 0) if part.needed_by is None else part.needed_by
+
+
+def test_another_encoding_is_refused():
+    fields = json.loads(LAYOUTS[0].to_bytes())
+    with pytest.raises(ValueError, match="layout encoding 99; this release reads 1"):
+        sc.Layout.from_bytes(json.dumps({**fields, "encoding": 99}).encode())
+
+
+def test_a_file_says_the_same_as_the_code(tmp_path):
+    file = tmp_path / "model.toml"
+    file.write_text(
+        textwrap.dedent("""
+            format = "int8"
+            identity = "0aff"
+            marks = ["tokens", "draft"]
+
+            [[parts]]
+            name = "k"
+            layer = 0
+            unit_bytes = 2048
+            growth = { rule = "linear", q = 4, ceil = true }
+
+            [[parts]]
+            name = "dead"
+            layer = 0
+            unit_bytes = 2048
+            growth = { rule = "const" }
+            shard = [0, 1, 2]
+
+            [[patches]]
+            layer = 0
+            part = "k"
+            source = "dead"
+        """)
+    )
+    written = sc.Layout(
+        [
+            sc.Part(name="k", layer=0, unit_bytes=2048, growth=sc.Growth.linear(4, ceil=True)),
+            sc.Part(name="dead", layer=0, unit_bytes=2048, growth=sc.Growth.const(), shard=(0, 1, 2)),
+        ],
+        marks=("tokens", "draft"),
+        format="int8",
+        identity=b"\x0a\xffrope",
+        patches=[sc.Patch(layer=0, part="k", source="dead")],
+    )
+    assert sc.Layout.load(file, identity=b"rope") == written
+
+
+# ---- what has no meaning
+
+def refused_parts():
+    yield {"name": ""}, "has no name"
+    yield {"layer": -2}, "layer is -2; may be -1 to"
+    yield {"unit_bytes": 0}, "unit_bytes is 0; may be 1 to"
+    yield {"unit_bytes": (1 << 40) + 1}, "unit_bytes is 1099511627777"
+    yield {"unit_bytes": 1.5}, "unit_bytes is 1.5"
+    yield {"unit_bytes": True}, "unit_bytes is True"
+    yield {"rep": 0}, "rep is 0; may be 1 to"
+    yield {"needed_by": -1}, "needed_by is -1; may be 0 to"
+    yield {"group": "draft"}, "group 'draft' is none of ('main',)"
+    yield {"growth": linear(q=0)}, "q is 0; may be 1 to"
+    yield {"growth": linear(extra=-1)}, "extra is -1"
+    yield {"growth": linear(settle=-1)}, "settle is -1"
+    yield {"growth": linear(mark=1)}, "mark is 1; may be 0 to 0"
+    yield {"growth": linear(cp_size=0)}, "cp_size is 0"
+    yield {"growth": linear(cp_size=2, cp_rank=2)}, "cp_rank is 2; may be 0 to 1"
+    yield {"growth": linear(cp_interleave=0)}, "cp_interleave is 0"
+    yield {"growth": linear(window=8)}, "window, sinks, lo and lo_mark belong to window growth"
+    yield {"growth": sc.Growth(rule="window", window=8, lo="last")}, "window growth is not done by this release"
+    yield {"growth": sc.Growth(rule="log")}, "growth 'log'"
+
+
+@pytest.mark.parametrize(("fields", "says"), list(refused_parts()))
+def test_a_part_without_meaning_is_refused_by_name(fields, says):
+    part = dataclasses.replace(dataclasses.replace(K, layer=7), **fields)
+    with pytest.raises(ValueError) as refused:
+        sc.Layout([part], groups=("main",))
+    where = "the session" if part.layer < 0 else f"layer {part.layer}"
+    assert f"part {part.name!r} of {where}: " in str(refused.value)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("parts", "fields", "says"),
+    [
+        ([], {}, "at least one part"),
+        ([K, K], {}, "part 'k' of layer 0: stands twice"),
+        ([K], {"marks": ()}, "0 marks; a layout has 1 to 16"),
+        ([K], {"marks": [f"m{i}" for i in range(17)]}, "17 marks"),
+        ([K], {"groups": ("main", "main")}, "each once"),
+        ([K], {"groups": ["main"] + [f"g{i}" for i in range(64)]}, "at most 64"),
+        ([K], {"patches": [sc.Patch(layer=0, part="k", source="x")]}, "a patch of layer 0 names 'x', which is no part of it"),
+        ([K], {"patches": [sc.Patch(layer=1, part="k", source="k")]}, "a patch of layer 1 names 'k'"),
+        ([K, CONST], {"patches": [sc.Patch(layer=0, part="c", source="k")]}, "part 'c' of layer 0: a patch sets the last unit"),
+        (
+            [K, dataclasses.replace(K, name="v")],
+            {"patches": [sc.Patch(layer=0, part="k", source="v")]},
+            "part 'v' of layer 0: the source of a patch is one unit",
+        ),
+        ([K, CONST], {"patches": 2 * [sc.Patch(layer=0, part="k", source="c")]}, "part 'k' of layer 0: is patched twice"),
+        (
+            [K, dataclasses.replace(CONST, unit_bytes=8)],
+            {"patches": [sc.Patch(layer=0, part="k", source="c")]},
+            "part 'k' of layer 0: a patch needs units of one size",
+        ),
+        (
+            [K, dataclasses.replace(CONST, needed_by=1)],
+            {"patches": [sc.Patch(layer=0, part="k", source="c")]},
+            "patch source 'c' must share its group and needed_by",
+        ),
+    ],
+)
+def test_a_layout_without_meaning_is_refused_by_name(parts, fields, says):
+    with pytest.raises(ValueError) as refused:
+        sc.Layout(parts, **fields)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(("marks", "says"), [([], "0 marks; the layout has 1: tokens"), ([-1], "mark tokens is -1"), ([1, 2], "2 marks")])
+def test_marks_that_a_layout_has_not_are_refused(marks, says):
+    with pytest.raises(ValueError, match=says):
+        sc.Layout([K]).units(0, marks)
+
+
+@pytest.mark.parametrize("part", [-1, 1])
+def test_a_part_number_that_a_layout_has_not_is_refused(part):
+    with pytest.raises(IndexError):
+        sc.Layout([K]).units(part, [1])
+    with pytest.raises(KeyError):
+        sc.Layout([K]).index(0, "v")
+
+
+@pytest.mark.parametrize("error", [sc.Refused, sc.Failed, sc.Cancelled, sc.Poisoned])
+def test_errors_survive_pickling(error):
+    thrown = error("text", {"reason": "layout", "device": 1, "wanted": 5})
+    again = pickle.loads(pickle.dumps(thrown))
+    assert type(again) is error
+    assert (str(again), again.fields, again.reason, again.wanted) == ("text", thrown.fields, "layout", 5)
+    with pytest.raises(AttributeError):
+        _ = again.colour
