@@ -8,7 +8,7 @@ With CUDA, what needs the host runtime is deselected; nothing is skipped.
 import gc
 
 import pytest
-from fixtures import HOST, KIND, Memory
+from fixtures import HOST, KIND, Held, Memory, Scene
 
 import strata_copy as sc
 from strata_copy import host_runtime, runtime
@@ -79,7 +79,8 @@ def opened_runtime():
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request, opened_runtime):
     """Each test starts on a runtime as new, and ends without a violation of CUDA's contracts and without an open copier."""
-    start_anew(request.getfixturevalue("seed") if "seed" in request.fixturenames else None)
+    names = request.fixturenames
+    start_anew(request.getfixturevalue("seed") if "seed" in names else 0 if "held" in names else None)
     yield
     violations = host_runtime.violations() if HOST else []
     pending = runtime.peek_last_error() if not HOST else 0
@@ -110,6 +111,19 @@ def copier():
     """A copier of device 0, small enough to be made for each test."""
     with sc.Copier(tickets=8, layer_events=24) as opened:
         yield opened
+
+
+@pytest.fixture
+def scene(copier, memory):
+    return Scene(copier, memory)
+
+
+@pytest.fixture
+def held():
+    """What a submit can wait for so that nothing of it is done before `open`. The host runtime is in scheduled mode."""
+    made = Held()
+    yield made
+    made.free()
 
 
 @pytest.fixture

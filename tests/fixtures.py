@@ -3,10 +3,11 @@
 import os
 
 import numpy as np
+import pytest
 import reference
 
 import strata_copy as sc
-from strata_copy import runtime
+from strata_copy import host_runtime, runtime
 
 KIND = os.environ.get("STRATA_COPY_RUNTIME") or "host"
 HOST = KIND == "host"
@@ -22,6 +23,8 @@ PAGES = {
     "k8v4": {"k": 2048, "v": 1152, "k_scale": 64},
 }
 KINDS = ("device", "pinned")
+SYNCED = sc.CALLER_SYNCED
+COPIES = ("cudaMemcpy", "cudaMemcpyAsync", "cudaMemcpy2DAsync", "cudaMemsetAsync")
 
 
 def pages(layer, format, group="main", mark=0):
@@ -163,5 +166,72 @@ def untouched(memory):
     return differences(memory, memory.pattern()) == []
 
 
-def needed_by(part):
-    return max(part.layer, 0) if part.needed_by is None else part.needed_by
+SCENE_LAYOUT = small_layout("k8v4")
+
+
+class Scene:
+    """A copier, a source on the device, a target in pinned memory, and all other memory that must stay as it is.
+
+    memory: makes a Memory, as the fixture of that name does.
+    """
+
+    def __init__(self, copier, memory):
+        self.copier, self.memory, self.memories = copier, memory, []
+        self.source, self.target = self.make(SCENE_LAYOUT, 1), self.make(SCENE_LAYOUT, 2, "pinned")
+
+    def make(self, *args, **kwargs):
+        self.memories.append(self.memory(*args, **kwargs))
+        return self.memories[-1]
+
+    def submit(self, **how):
+        return self.copier.submit(self.source.state, self.target.state, **{"upto": 9, "after": SYNCED, **how})
+
+    def refuses(self, act, pending=0):
+        """Runs `act`, which must raise, and returns what it raised once all else was found to be as before.
+
+        pending: a CUDA error that other code has left on this thread, 0 or 101.
+        """
+        device, mode = runtime.get_device(), runtime.capture_mode(1)
+        copies = [host_runtime.calls()[name] for name in COPIES] if HOST else None
+        if pending:
+            with pytest.raises(runtime.CudaError):
+                runtime.set_device(99)
+        assert runtime.peek_last_error() == pending
+        with pytest.raises((sc.CopyError, ValueError, TypeError, OverflowError, RuntimeError)) as raised:
+            act()
+        assert runtime.get_last_error() == pending
+        assert runtime.capture_mode(mode) == 1
+        assert runtime.get_device() == device
+        assert all(one.state.generation == 1 and one.state.valid and not one.state.busy for one in self.memories)
+        if HOST:
+            assert [host_runtime.calls()[name] for name in COPIES] == copies
+            assert host_runtime.pending() == 0
+        assert all(untouched(one) for one in self.memories)
+        return raised.value
+
+
+class Held:
+    """`wait` is for `after`: what waits for it is not done until `open`. With CUDA that is a stream with work for a tenth of a second
+    and more; the host runtime in scheduled mode does nothing by itself."""
+
+    SIZE, TIMES = 64 << 20, 96
+
+    def __init__(self):
+        self.wait, self.memory = SYNCED, ()
+        if not HOST:
+            self.stream = runtime.stream_create()
+            self.wait = sc.Stream(self.stream)
+            self.memory = runtime.host_alloc(self.SIZE), runtime.malloc(self.SIZE)
+            for _ in range(self.TIMES):
+                runtime.memcpy_async(self.memory[1], self.memory[0], self.SIZE, self.stream)
+
+    def open(self):
+        if self.memory:
+            runtime.stream_synchronize(self.stream)
+
+    def free(self):
+        if self.memory:
+            self.open()
+            runtime.stream_destroy(self.stream)
+            runtime.host_free(self.memory[0])
+            runtime.free(self.memory[1])

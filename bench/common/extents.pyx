@@ -7,7 +7,7 @@ from libc.string cimport memset
 
 from common.failure cimport check, noted
 from strata_copy.abi cimport Error
-from strata_copy.cudart cimport cudaMemoryTypeHost, cudaPointerAttributes, rt
+from strata_copy.cudart cimport cudaMemoryTypeHost, cudaPointerAttributes, cudaStream_t, rt
 
 
 cdef class Extents:
@@ -39,7 +39,7 @@ cdef class Extents:
     def __dealloc__(self):
         free(self.items)
 
-    def spoil(self):
+    def spoil(self, size_t stream):
         """Overwrites every byte that the copy has to bring: what is right afterwards was brought by a copy after this."""
         cdef Error error
         cdef cudaPointerAttributes found
@@ -51,9 +51,10 @@ cdef class Extents:
             if found.type == cudaMemoryTypeHost:
                 memset(self.items[i].target, 0xA5, self.items[i].bytes)
                 continue
-            code = noted(rt.cudaMemsetAsync(self.items[i].target, 0xA5, self.items[i].bytes, NULL), "cudaMemsetAsync", &error)
+            code = noted(rt.cudaMemsetAsync(self.items[i].target, 0xA5, self.items[i].bytes, <cudaStream_t>stream), "cudaMemsetAsync",
+                         &error)
             check(code, &error)
-        check(noted(rt.cudaDeviceSynchronize(), "cudaDeviceSynchronize", &error), &error)
+        check(noted(rt.cudaStreamSynchronize(<cudaStream_t>stream), "cudaStreamSynchronize", &error), &error)
 
 
 def layers_by_address(state):

@@ -3,7 +3,7 @@ has its number, and sees its event complete. Without the GIL."""
 
 import threading
 
-from libc.stdint cimport int32_t, int64_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uintptr_t
 
 cimport strata_copy as sc
 from common.clock cimport now

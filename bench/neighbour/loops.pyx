@@ -1,6 +1,6 @@
 """A small foreign copy again and again, alone or beside a long copy, and how long each took. Without the GIL."""
 
-from libc.stdint cimport int64_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint64_t
 
 cimport strata_copy as sc
 from common.clock cimport now
@@ -18,56 +18,61 @@ cdef enum:
     MAX_SAMPLES = 1 << 16
 
 
-cdef class Foreign:
-    """A copy of `bytes` between the device and pinned memory on a stream of its own, every `period` ns. `close` it.
+# A long copy under way: a ticket of ours, or a plain one behind which the device sets a word.
+cdef struct Long:
+    sc.Ticket ticket            # 0: plain
+    const uint64_t *word
 
-    inwards: from pinned memory to the device.
+
+cdef bint has_ended(const Long *copy) noexcept nogil:
+    cdef sc.Progress progress
+    if copy.ticket.v != 0:
+        return sc.poll(copy.ticket, &progress) != sc.AGAIN
+    return load_u64(copy.word) != 0
+
+
+cdef class Foreign:
+    """A copy of `size` bytes between the device and pinned memory, on a non-blocking stream of its own, every `period` ns.
+
+    inwards: from pinned memory to the device. `close` it.
     """
 
-    cdef void *target
-    cdef void *source
-    cdef size_t bytes
+    cdef size_t device, pinned, size, word, cell    # addresses; word: pinned; cell: on the device, holds 1
+    cdef bint inwards
     cdef int64_t period
-    cdef cudaStream_t stream
-    cdef cudaEvent_t event
-    cdef uint64_t *word         # pinned: set by the device behind a long plain copy
-    cdef uint64_t *cell         # on the device: 1
+    cdef size_t stream, event
     cdef int64_t[::1] times
-    cdef readonly int samples   # of the latest run
+    cdef int samples            # of the latest run
 
-    def __init__(self, size_t bytes, int64_t period, bint inwards):
-        device, pinned = runtime.malloc(bytes), runtime.host_alloc(bytes)
-        self.target = <void *><uintptr_t>(device if inwards else pinned)
-        self.source = <void *><uintptr_t>(pinned if inwards else device)
-        self.bytes, self.period = bytes, period
-        self.stream = <cudaStream_t><uintptr_t>runtime.stream_create()
-        self.event = <cudaEvent_t><uintptr_t>runtime.event_create()
-        self.word = <uint64_t *><uintptr_t>runtime.host_alloc(8)
-        self.cell = <uint64_t *><uintptr_t>runtime.malloc(8)
-        self.word[0] = 1
-        runtime.memcpy(<uintptr_t>self.cell, <uintptr_t>self.word, 8)
+    def __init__(self, size_t size, int64_t period, bint inwards):
+        self.size, self.period, self.inwards = size, period, inwards
+        self.device, self.pinned = runtime.malloc(size), runtime.host_alloc(size)
+        self.word, self.cell = runtime.host_alloc(8), runtime.malloc(8)
+        store_u64(<uint64_t *>self.word, 1)
+        runtime.memcpy(self.cell, self.word, 8)
+        self.stream, self.event = runtime.stream_create(), runtime.event_create()
         self.times = np.zeros(MAX_SAMPLES, np.int64)
-        device, pinned = <uintptr_t>self.target, <uintptr_t>self.source
-        self.memory = (device, pinned) if inwards else (pinned, device)
-
-    cdef readonly tuple memory  # (on the device, pinned)
 
     def close(self):
-        runtime.stream_destroy(<uintptr_t>self.stream)
-        runtime.event_destroy(<uintptr_t>self.event)
-        for address in (self.memory[0], <uintptr_t>self.cell):
+        runtime.stream_destroy(self.stream)
+        runtime.event_destroy(self.event)
+        for address in (self.device, self.cell):
             runtime.free(address)
-        for address in (self.memory[1], <uintptr_t>self.word):
+        for address in (self.pinned, self.word):
             runtime.host_free(address)
 
     def alone(self, int n):
         """ns of each of `n` foreign copies on an idle device."""
         cdef sc.Error error
+        cdef int64_t due = 0
         cdef int code = 0
         self.samples = 0
         with nogil:
-            while code == 0 and self.samples < n:
-                code = self.one(&error)
+            while code == 0 and self.samples < min(n, <int>MAX_SAMPLES):
+                while now() < due:
+                    pass
+                due = now() + self.period
+                code = self.copy(&error)
         check(code, &error)
         return np.array(self.times[:self.samples])
 
@@ -76,14 +81,13 @@ cdef class Foreign:
         cdef sc.Plan *c_plan = sc.plan_of(plan)
         cdef sc.Request request = sc.request_new(&upto, 1)
         cdef sc.Ticket tickets[MAX_COPIES]
-        cdef sc.Progress progress
         cdef sc.Error error
+        cdef Long ours
         cdef int64_t start, ended = 0
-        cdef int i, submitted = 0, status
+        cdef int i, status, submitted = 0
         if not 1 <= copies <= MAX_COPIES:
             raise ValueError(f"{copies} copies; 1 to {MAX_COPIES}")
         request.flags = sc.CALLER_SYNCED
-        self.samples = 0
         with nogil:
             status = noted(rt.cudaDeviceSynchronize(), "cudaDeviceSynchronize", &error)
             start = now()
@@ -91,13 +95,9 @@ cdef class Foreign:
                 if status == 0:
                     status = sc.submit(c_plan, &request, &tickets[i], &error)
                     submitted += status == 0
-            while status == 0 and ended == 0:
-                status = self.one(&error)
-                while ended == 0 and now() < self.next_start():
-                    if sc.poll(tickets[copies - 1], &progress) != sc.AGAIN:
-                        ended = now()
-                if ended == 0 and sc.poll(tickets[copies - 1], &progress) != sc.AGAIN:
-                    ended = now()       # also where a foreign copy took longer than its period
+            if status == 0:
+                ours.ticket = tickets[copies - 1]
+                status = self.until_end(&ours, &ended, &error)
             for i in range(submitted):
                 if status == 0:
                     status = sc.sync(tickets[i], -1, &error)
@@ -106,29 +106,61 @@ cdef class Foreign:
         return np.array(self.times[:self.samples]), ended - start
 
     def beside_plain(self, Extents extents, size_t stream, int copies):
-        """Likewise beside the same bytes as plain cudaMemcpyAsync on one stream."""
-        cdef cudaStream_t s = <cudaStream_t><uintptr_t>stream
+        """Likewise beside the same bytes as plain cudaMemcpyAsync, all queued at once on one stream."""
+        cdef cudaStream_t to = <cudaStream_t>stream
         cdef sc.Error error
+        cdef Long plain
         cdef int64_t start, ended = 0
-        cdef int i, k, code
-        self.samples = 0
-        store_u64(self.word, 0)
+        cdef int i, _, code
+        plain.ticket.v, plain.word = 0, <uint64_t *>self.word
+        store_u64(<uint64_t *>self.word, 0)
         with nogil:
             code = noted(rt.cudaDeviceSynchronize(), "cudaDeviceSynchronize", &error)
             start = now()
-            for k in range(copies):
+            for _ in range(copies):
                 for i in range(extents.n):
                     if code == 0:
                         code = noted(rt.cudaMemcpyAsync(extents.items[i].target, extents.items[i].source, extents.items[i].bytes,
-                                                        cudaMemcpyDefault, s), "cudaMemcpyAsync", &error)
+                                                        cudaMemcpyDefault, to), "cudaMemcpyAsync", &error)
             if code == 0:
-                code = noted(rt.cudaMemcpyAsync(self.word, self.cell, 8, cudaMemcpyDefault, s), "cudaMemcpyAsync", &error)
-            while code == 0 and ended == 0:
-                code = self.one(&error)
-                while ended == 0 and now() < self.next_start():
-                    if load_u64(self.word) != 0:
-                        ended = now()
-                if ended == 0 and load_u64(self.word) != 0:
-                    ended = now()
+                code = noted(rt.cudaMemcpyAsync(<void *>self.word, <void *>self.cell, 8, cudaMemcpyDefault, to), "cudaMemcpyAsync",
+                             &error)
+            if code == 0:
+                code = self.until_end(&plain, &ended, &error)
         check(code, &error)
         return np.array(self.times[:self.samples]), ended - start
+
+    cdef int until_end(self, const Long *copy, int64_t *ended, sc.Error *error) noexcept nogil:
+        """Foreign copies until the long one has ended. Its end is looked for all the time between them, in memory alone."""
+        cdef int64_t due
+        cdef int code = 0
+        self.samples = 0
+        while code == 0:
+            due = now() + self.period
+            code = self.copy(error)
+            while True:
+                if has_ended(copy):
+                    ended[0] = now()
+                    return code
+                if now() >= due:
+                    break
+        return code
+
+    cdef int copy(self, sc.Error *error) noexcept nogil:
+        """One foreign copy, from its call until its event is found complete."""
+        cdef int64_t start = now()
+        cdef int code = noted(rt.cudaMemcpyAsync(<void *>(self.device if self.inwards else self.pinned),
+                                                 <void *>(self.pinned if self.inwards else self.device), self.size, cudaMemcpyDefault,
+                                                 <cudaStream_t>self.stream), "cudaMemcpyAsync", error)
+        if code == 0:
+            code = noted(rt.cudaEventRecord(<cudaEvent_t>self.event, <cudaStream_t>self.stream), "cudaEventRecord", error)
+        while code == 0:
+            code = rt.cudaEventQuery(<cudaEvent_t>self.event)
+            if code != cudaErrorNotReady:
+                break
+            code = 0
+        if code != 0:
+            return noted(code, "cudaEventQuery", error)
+        self.times[self.samples % <int>MAX_SAMPLES] = now() - start
+        self.samples = min(self.samples + 1, <int>MAX_SAMPLES)
+        return 0

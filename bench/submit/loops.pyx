@@ -95,7 +95,7 @@ cdef int by_library(const Setting *s, int64_t *took, sc.Error *error) noexcept n
     cdef sc.Ticket ticket
     cdef sc.Progress progress
     cdef int64_t start, submitted, waited
-    cdef int l, status
+    cdef int layer, status
     status = noted(rt.cudaDeviceSynchronize(), "cudaDeviceSynchronize", error)
     if status != 0:
         return status
@@ -104,8 +104,8 @@ cdef int by_library(const Setting *s, int64_t *took, sc.Error *error) noexcept n
     submitted = now()
     if status != sc.OK:
         return status
-    for l in range(s.n_layers):
-        status = sc.wait_layer(ticket, l, s.consumer, 0, error)
+    for layer in range(s.n_layers):
+        status = sc.wait_layer(ticket, layer, s.consumer, 0, error)
         if status != sc.OK:
             break
     waited = now()
@@ -122,24 +122,24 @@ cdef int by_library(const Setting *s, int64_t *took, sc.Error *error) noexcept n
 
 cdef int64_t poll_cost(sc.Ticket ticket, sc.Progress *progress) noexcept nogil:
     cdef int64_t start = now()
-    cdef int i
-    for i in range(POLLS):
+    cdef int _
+    for _ in range(POLLS):
         sc.poll(ticket, progress)
     return (now() - start) // POLLS
 
 
 cdef int by_twin(const Setting *s, int64_t *took, sc.Error *error) noexcept nogil:
     cdef int64_t start, submitted
-    cdef int l, code
+    cdef int layer, code
     code = noted(rt.cudaDeviceSynchronize(), "cudaDeviceSynchronize", error)
     if code != 0:
         return code
     start = now()
     code = noted(twin_submit(s.twin, s.extents, s.n), "twin_submit", error)
     submitted = now()
-    for l in range(s.n_layers):
+    for layer in range(s.n_layers):
         if code != 0:
             return code
-        code = noted(twin_wait_layer(s.twin, l, s.consumer), "cudaStreamWaitEvent", error)
+        code = noted(twin_wait_layer(s.twin, layer, s.consumer), "cudaStreamWaitEvent", error)
     took[0], took[1] = submitted - start, now() - submitted
     return code

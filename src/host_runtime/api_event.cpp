@@ -110,8 +110,9 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start_handle, 
     return Runtime::instance().call(self, kNeedsContext, [&](State &state, ThreadState &, Lock &) {
         if (!milliseconds) return cudaErrorInvalidValue;
         const EventRef start = find_event(state, start_handle), end = find_event(state, end_handle);
-        if (!start || !end || !start->timed || !end->timed || start->device != end->device) return cudaErrorInvalidResourceHandle;
-        if (start->capture || end->capture) return cudaErrorCapturedEvent;
+        if (!start || !end) return cudaErrorInvalidResourceHandle;
+        if (start->capture || end->capture) return cudaErrorCapturedEvent;  // before timing is looked at, and the capture stays valid
+        if (!start->timed || !end->timed || start->device != end->device) return cudaErrorInvalidResourceHandle;
         if (!start->mark || !end->mark) return cudaErrorInvalidResourceHandle;
         if (!start->mark->point.reached() || !end->mark->point.reached()) return cudaErrorNotReady;
         *milliseconds = std::chrono::duration<float, std::milli>(end->mark->time - start->mark->time).count();

@@ -75,9 +75,9 @@ private:
     std::map<uint64_t, StreamRef> streams_;  // in order, so that a seed stands for one order; with closed ones and queues
     std::vector<StreamRef> blocking_queues_;
     std::condition_variable progress_;  // an operation that somebody sleeps for has been executed
-    size_t running_ = 0;             // operations
-    size_t waiting_ = 0;             // threads that are inside a function that waits
-    size_t waiting_for_any_ = 0;     // those of them that any operation may concern
+    size_t running_ = 0;                // operations
+    size_t waiting_ = 0;                // threads that are inside a function that waits
+    size_t waiting_for_any_ = 0;        // those of them that any operation may concern
     bool stopped_ = false;
 };
 

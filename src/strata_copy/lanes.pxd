@@ -26,7 +26,7 @@ cdef extern from "pthread.h" nogil:
 
 cdef enum:
     MAX_DEVICES = 16
-    LOCAL_LANES = 4         # copies within a device: four streams reach 0.86 of its ceiling, one 0.65
+    LOCAL_LANES = 8         # 1.78 GB within an H200, of its ceiling: 2 lanes 0.77, 4 lanes 0.81, 6 0.85, 8 0.88, 12 0.87
     OUT_LANE = LOCAL_LANES
     IN_LANE
     HOST_LANE

@@ -7,6 +7,7 @@ calls, and what a copy has to move is worked out again from the growth rules, in
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from strata_copy.places import Place
 
 GUARD = -1  # the part number of guards in `pattern`
 ALIGNMENT = 256
-PIECE = 64 << 20  # bytes that are staged in host memory at once
+PIECE = 16 << 20  # bytes that are staged in host memory at once
 BLOCK = 128 << 10  # bytes that are computed at once, so that they stay in the cache
 
 
@@ -91,6 +92,8 @@ class Session:
         """Puts a contiguous uint8 array at `offset` of the allocation. Blocks."""
         if self.kind == "device":
             runtime.memcpy(self.base + offset, data.ctypes.data, data.size)
+            with _current(self.device):  # from pageable memory the bytes may still be under way
+                runtime.device_synchronize()
         else:
             runtime.view(self.base + offset, data.size)[:] = data
 
@@ -110,18 +113,14 @@ class Session:
 
     def _allocate(self) -> int:
         if self.kind == "pinned":
-            return int(runtime.host_alloc(self.bytes))
+            return runtime.host_alloc(self.bytes)
         if self.kind == "pageable":
             self._memory = np.empty(self.bytes + ALIGNMENT, np.uint8)
             return _aligned(self._memory.ctypes.data)
         if self.kind != "device":
             raise ValueError(f"kind is {self.kind!r}; may be device, pinned, pageable")
-        before = runtime.get_device()
-        runtime.set_device(self.device)
-        try:
-            return int(runtime.malloc(self.bytes))
-        finally:
-            runtime.set_device(before)
+        with _current(self.device):
+            return runtime.malloc(self.bytes)
 
 
 def pattern(number: int, part: int, offset: int, n: int) -> np.ndarray:
@@ -171,7 +170,7 @@ def changes(session: Session, *, limit: int = 8) -> list[str]:
 
 
 def runs(source: Session, target: Session, upto: int | Sequence[int]) -> np.ndarray:
-    """Everything up to `upto` for strata_copy.save_path: an int64 array of (step, source address, target address, bytes).
+    """What strata_copy.save_path takes to copy everything up to `upto`: rows of step, source and target address, bytes.
 
     Steps are as engines take them: all running state, then layer after layer its rows, at last the patches over them.
     """
@@ -189,6 +188,16 @@ def runs(source: Session, target: Session, upto: int | Sequence[int]) -> np.ndar
                 for run in range(part.rep)
             ]
     return np.array(sorted(found, key=lambda line: line[0]), np.int64)
+
+
+@contextmanager
+def _current(device: int) -> Iterator[None]:
+    before = runtime.get_device()
+    runtime.set_device(device)
+    try:
+        yield
+    finally:
+        runtime.set_device(before)
 
 
 class Span(NamedTuple):

@@ -13,8 +13,8 @@ from strata_copy.abi cimport (
 )
 from strata_copy.atomics cimport add_i32, add_i64, load_i32, load_u64, store_i32, store_u64
 from strata_copy.cudart cimport (
-    Guard, clear, cudaErrorCapturedEvent, cudaErrorNotReady, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, guard_enter,
-    guard_leave, outcome, rt,
+    Guard, clear, cudaErrorCapturedEvent, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, guard_enter,
+    guard_leave, is_sticky, outcome, rt,
 )
 from strata_copy.lanes cimport (
     CELLS, HOST_LANE, IN_LANE, LANES, LOCAL_LANES, MAX_AFTER, MAX_DEVICES, MAX_LAYERS, OUT_LANE, CopierData, DeviceLanes, Lane,
@@ -167,11 +167,10 @@ cdef bint uses_device(const PlanData *plan, int32_t device) noexcept nogil:
 
 
 cdef int check_waits(Submission *s) noexcept nogil:
-    """The streams and events that the request names, before they are touched: a wait on a captured event from outside would end the
-    capture, a query only says so (in Relaxed mode)."""
+    """The streams and events that the request names, before they are touched: a wait on a captured event from outside ends the
+    capture."""
     cdef const Wait *wait
     cdef uint32_t i
-    cdef int code
     cdef int status = OK
     if s.request.flags & ~<uint32_t>CALLER_SYNCED:
         return outcome(s.error, REFUSED, REASON_REQUEST, "flags %#x; CALLER_SYNCED is the only one", s.request.flags)
@@ -189,16 +188,25 @@ cdef int check_waits(Submission *s) noexcept nogil:
                                wait.device)
             status = check_stream(wait.handle, &s.guard, s.error)
         elif wait.kind == WAIT_EVENT and wait.handle != NULL:
-            code = rt.cudaEventQuery(wait.handle)
-            if code == cudaErrorCapturedEvent:
-                cuda_failed(REFUSED, code, "cudaEventQuery", wait.device, &s.guard, s.error)
-                status = outcome(s.error, REFUSED, REASON_CAPTURE, "wait %u: the event is part of a graph capture", i)
-            elif code != 0 and code != cudaErrorNotReady:
-                status = cuda_failed(REFUSED, code, "cudaEventQuery", wait.device, &s.guard, s.error)
+            status = check_event(s, i, wait)
         else:
             status = outcome(s.error, REFUSED, REASON_REQUEST, "wait %u: kind %d, handle %p", i, wait.kind, wait.handle)
         if status != OK:
             return status
+    return OK
+
+
+cdef int check_event(Submission *s, uint32_t i, const Wait *wait) noexcept nogil:
+    """Whether an event is part of a graph capture. cudaEventQuery would end the capture to say so, in any mode; cudaEventElapsedTime
+    says it and leaves the capture whole. Its other codes are about timing, which nobody asked for."""
+    cdef float ms = 0
+    cdef int code = rt.cudaEventElapsedTime(&ms, wait.handle, wait.handle)
+    if is_sticky(code):
+        return cuda_failed(REFUSED, code, "cudaEventElapsedTime", wait.device, &s.guard, s.error)
+    if code != 0 and s.guard.pending == 0:
+        rt.cudaGetLastError()
+    if code == cudaErrorCapturedEvent:
+        return outcome(s.error, REFUSED, REASON_CAPTURE, "wait %u: the event is part of a graph capture", i)
     return OK
 
 

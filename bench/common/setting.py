@@ -1,0 +1,87 @@
+"""What the benchmarks of one process share, for it takes long to make: the copier, filled sessions, the ceilings."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+from common.ceilings import Ceilings, void_ways
+from common.extents import Extents
+from common.report import Result
+from strata_copy import Copier, runtime
+from strata_copy.presets import qwen3_8_flash_next
+from strata_copy.rig import Session, mismatches
+
+# Lengths of a conversation in tokens.
+FULL = {"short": 46_000, "middle": 117_000, "long": 497_051}
+QUICK = {"short": 1_000, "middle": 2_000, "long": 3_000}
+
+
+class Setting:
+    """Opens the copier; `close` it. quick: tiny sizes, to see that everything runs."""
+
+    def __init__(self, quick: bool) -> None:
+        self.quick = quick
+        self.tokens = QUICK if quick else FULL
+        self.device_name = runtime.device_name(0)
+        self.copier = Copier((0,))
+        self.streams = [runtime.stream_create() for _ in range(4)]
+        self.ceilings = Ceilings(64 << 20, 32 << 20) if quick else Ceilings(2 << 30, 1 << 30)
+        self.reached: dict[Session, int] = {}  # the most tokens that were copied into each target since it was filled
+        self._sessions: dict[tuple[str, str, str], Session] = {}
+
+    def sessions(self, format: str, length: str, *wanted: tuple[str, str]) -> list[Session]:
+        """Filled sessions of a format that hold a length. wanted: (kind, role); the same words give the same session.
+
+        Each is filled with bytes of its own, in a thread of its own: numpy does it without the GIL.
+        """
+        made = []
+        for kind, role in wanted:
+            key = format, kind, role
+            if key not in self._sessions:
+                layout = qwen3_8_flash_next(format, draft=False)
+                self._sessions[key] = Session(layout, self.tokens[length], kind=kind, number=len(self._sessions))
+                made.append(self._sessions[key])
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(Session.fill, made))
+        return [self._sessions[format, kind, role] for kind, role in wanted]
+
+    def check_ceilings(self, result: Result) -> None:
+        """Measures again behind the cases, and notes the larger figures of both in the result."""
+        self.ceilings.measure()
+        result.ceilings = {way: round(rate, 2) for way, rate in self.ceilings.found.items()}
+        if not self.quick:
+            result.void += void_ways(self.device_name, self.ceilings.found)
+
+    def close(self) -> None:
+        self.copier.close()
+        self.ceilings.close()
+        for stream in self.streams:
+            runtime.stream_destroy(stream)
+        for session in self._sessions.values():
+            session.free()
+
+
+class Case:
+    """A copy between two sessions at one length, which is spoiled before it is timed and verified after."""
+
+    def __init__(self, setting: Setting, source: Session, target: Session, upto: int) -> None:
+        self.source, self.target, self.upto = source, target, upto
+        self.plan = setting.copier.plan(source.state, target.state)
+        self.extents = Extents(self.plan, upto)
+        self.bytes = self.extents.bytes
+        self._setting = setting
+
+    def spoil(self) -> None:
+        """Makes the target wrong wherever the copy must write, and as it was filled everywhere else."""
+        if self._setting.reached.get(self.target, 0) > self.upto:
+            self.target.fill()
+        self._setting.reached[self.target] = self.upto
+        self.extents.spoil(self._setting.streams[0])
+
+    def wrong(self) -> list[str]:
+        """The bytes that are not what save and restore would have left."""
+        return mismatches(self.target, self.source, self.upto)
+
+
+def verify(name: str, *cases: Case) -> list[str]:
+    """What is wrong with targets that were copied to at once, each line with the name of what was timed."""
+    with ThreadPoolExecutor() as threads:
+        return [f"{name}: {line}" for lines in threads.map(Case.wrong, cases) for line in lines]

@@ -1,0 +1,101 @@
+"""Whole conversations from slot to slot and between slot and pinned memory, as shares of what the hardware gives."""
+
+from collections.abc import Sequence
+
+from common.report import Figure, Result, spread
+from common.setting import Case, Setting, verify
+from copies.latency import Watch
+from copies.loops import by_library, by_streams
+from strata_copy import runtime
+
+LOCAL, PINNED, BOTH_WAYS = 0.82, 0.98, 0.95  # goals: shares of the ceiling
+FIRST_LAYER = 0.5  # ms
+DEVICE, DEVICE_TOO = ("device", "source"), ("device", "target")
+HOST, HOST_TOO = ("pinned", "source"), ("pinned", "target")
+
+
+def run(setting: Setting, long: bool = True) -> Result:
+    repetitions, warm_up = (2, 1) if setting.quick else (9, 3)
+    result = Result("copies", {"tokens": setting.tokens, "repetitions": repetitions, "warm_up": warm_up})
+    bench = Bench(setting, result, repetitions, warm_up)
+    setting.ceilings.measure()
+    slot, other, pinned, image = setting.sessions("int8", "middle", DEVICE, DEVICE_TOO, HOST, HOST_TOO)
+    for length, goal in (("short", None), ("middle", LOCAL)):
+        tokens = setting.tokens[length]
+        local = Case(setting, slot, other, tokens)
+        bench.measure(f"slot -> slot, int8, {tokens} tokens", [local], "d2d", goal)
+        bench.measure(f"the same by four bare streams, {tokens} tokens", [local], "d2d", None, bare=4)
+    out, back = Case(setting, slot, image, tokens), Case(setting, pinned, other, tokens)
+    bench.measure(f"slot -> pinned, int8, {tokens} tokens", [out], "d2h", PINNED)
+    bench.measure("the same by one bare stream, slot -> pinned", [out], "d2h", None, bare=1)
+    bench.measure(f"pinned -> slot, int8, {tokens} tokens", [back], "h2d", PINNED)
+    bench.measure("the same by one bare stream, pinned -> slot", [back], "h2d", None, bare=1)
+    bench.measure(f"both directions at once, int8, {tokens} tokens", [out, back], "two_way", BOTH_WAYS)
+    largest = long_case(setting) if long else None
+    if largest is not None:
+        bench.measure(f"slot -> slot, k8v4, {largest.upto} tokens", [largest], "d2d", LOCAL)
+    ready = first_layer(bench, local if largest is None else largest)
+    setting.check_ceilings(result)
+    result.figures += [*bench.shares(), ready]
+    return result
+
+
+class Bench:
+    """Times cases, verifies each, and turns times into shares once all ceilings are known."""
+
+    def __init__(self, setting: Setting, result: Result, repetitions: int, warm_up: int) -> None:
+        self.setting, self.result = setting, result
+        self.repetitions, self.warm_up = repetitions, warm_up
+        self.timed: list[tuple[str, int, str, float | None, list[int], list[int]]] = []
+
+    def measure(self, name: str, cases: Sequence[Case], way: str, goal: float | None, bare: int = 0) -> None:
+        """All cases at once. bare: on so many streams of plain cudaMemcpyAsync instead of by the library."""
+        streams, napping = self.setting.streams, []
+        for case in cases:
+            case.spoil()
+        if bare:
+            times = by_streams(cases[0].extents, streams[:bare], self.repetitions, self.warm_up)
+        else:
+            plans = [case.plan for case in cases]
+            times = by_library(plans, cases[0].upto, streams[0], self.repetitions, self.warm_up)
+            napping = by_library(plans, cases[0].upto, streams[0], self.repetitions, 1, True)
+        self.result.wrong += verify(name, *cases)
+        self.timed.append((name, sum(case.bytes for case in cases), way, goal, times, napping))
+
+    def shares(self) -> list[Figure]:
+        """The median's share is the figure; the best one and the time with Ticket.sync's naps stand beside it."""
+        found = []
+        for name, n, way, goal, times, napping in self.timed:
+            ceiling = self.setting.ceilings.found[way]
+            samples = {"bytes": n, "ceiling": way, "ms": spread(times, 1e-6, 4)}
+            samples["GB/s"] = round(n / (samples["ms"]["median"] * 1e6), 2)
+            samples["best share"] = round(n / min(times) / ceiling, 4)
+            if napping:
+                samples["ms until sync returns"] = spread(napping, 1e-6, 4)
+            share = n / (samples["ms"]["median"] * 1e6) / ceiling
+            found.append(Figure(name, round(share, 4), f"of {way}", goal, more=True, samples=samples))
+        return found
+
+
+def long_case(setting: Setting) -> Case | None:
+    """The longest conversation in the smallest format that keeps 8-bit keys, where two of it fit into what is free."""
+    tokens = setting.tokens["long"]
+    if runtime.memory_info()[0] < 2.2 * tokens * 12 * 944:  # 816 bytes of K/V and 128 of keys in each of 12 layers
+        return None
+    slot, other = setting.sessions("k8v4", "long", DEVICE, DEVICE_TOO)
+    return Case(setting, slot, other, tokens)
+
+
+def first_layer(bench: Bench, case: Case) -> Figure:
+    """From the call of submit until a second thread sees the event behind wait_layer(0) complete."""
+    repetitions = 3 if bench.setting.quick else 30
+    case.spoil()
+    watch = Watch(0)
+    try:
+        times = watch.run(case.plan, case.upto, repetitions, bench.warm_up)
+    finally:
+        watch.close()
+    name = f"layer 0 ready, slot -> slot, {case.upto} tokens"
+    bench.result.wrong += verify(name, case)
+    found = spread(times, 1e-6, 4)
+    return Figure(name, found["median"], "ms", FIRST_LAYER, samples=found)

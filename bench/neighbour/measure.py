@@ -1,0 +1,70 @@
+"""A foreign 64 KiB copy every 0.5 ms, beside 6 GB of ours and beside the same bytes as plain queued copies."""
+
+import numpy as np
+
+from common.report import Figure, Result, spread
+from common.setting import Case, Setting, verify
+from neighbour.loops import Foreign
+
+P95 = 0.1  # ms
+CHUNK = 32 << 20  # bytes between two gaps of a lane
+FOREIGN, PERIOD = 64 << 10, 500_000  # bytes, ns
+IN_FLIGHT = 6e9  # bytes, at least
+
+
+def run(setting: Setting) -> Result:
+    rounds = 1 if setting.quick else 10
+    tokens = setting.tokens["middle"]
+    slot, other = setting.sessions("int8", "middle", ("device", "source"), ("device", "target"))
+    pinned, image = setting.sessions("int8", "middle", ("pinned", "source"), ("pinned", "target"))
+    cases = {"d2h": Case(setting, slot, image, tokens), "h2d": Case(setting, pinned, other, tokens)}
+    copies = 2 if setting.quick else -int(-IN_FLIGHT // cases["d2h"].bytes)
+    result = Result(
+        "neighbour",
+        {
+            "format": "int8",
+            "tokens": tokens,
+            "bytes in flight": copies * cases["d2h"].bytes,
+            "foreign bytes": FOREIGN,
+            "foreign period ms": PERIOD / 1e6,
+            "rounds": rounds,
+        },
+    )
+    setting.ceilings.measure()
+    found = {way: direction(setting, result, case, way, copies, rounds) for way, case in cases.items()}
+    setting.check_ceilings(result)
+    for way, times in found.items():
+        result.figures += figures(way, times, setting.ceilings.found[way], copies * cases[way].bytes)
+    return result
+
+
+def direction(setting: Setting, result: Result, case: Case, way: str, copies: int, rounds: int) -> dict:
+    """Foreign times and those of the long copies: alone, beside ours, beside plain copies. In ns."""
+    foreign = Foreign(FOREIGN, PERIOD, way == "h2d")
+    try:
+        case.spoil()
+        found = {"alone": (foreign.alone(20 if setting.quick else 500), [])}
+        ours = [foreign.beside_library(case.plan, case.upto, copies) for _ in range(rounds)]
+        result.wrong += verify(f"beside a foreign copy, {way}", case)
+        plain = [foreign.beside_plain(case.extents, setting.streams[0], copies) for _ in range(rounds)]
+    finally:
+        foreign.close()
+    for name, many in (("ours", ours), ("plain", plain)):
+        found[name] = np.concatenate([times for times, _ in many]), [took for _, took in many]
+    return found
+
+
+def figures(way: str, found: dict, ceiling: float, in_flight: int) -> list[Figure]:
+    limit = round(CHUNK / ceiling / 1e6 + P95, 3)
+    times = {name: spread(foreign, 1e-6, 4) for name, (foreign, _) in found.items()}
+    rate = {name: round(in_flight / float(np.median(found[name][1])), 2) for name in ("ours", "plain")}
+    samples, share = times["ours"], {"share of the ceiling": round(rate["ours"] / ceiling, 4)}
+    return [
+        Figure(f"{way} beside ours, p50", samples["median"], "ms", samples=samples),
+        Figure(f"{way} beside ours, p95", samples["p95"], "ms", P95),
+        Figure(f"{way} beside ours, max", samples["worst"], "ms", limit),
+        Figure(f"{way}: ours meanwhile", rate["ours"], "GB/s", samples=share),
+        Figure(f"{way} beside plain copies, p50", times["plain"]["median"], "ms", samples=times["plain"]),
+        Figure(f"{way}: the plain ones meanwhile", rate["plain"], "GB/s"),
+        Figure(f"{way} alone, p50", times["alone"]["median"], "ms", samples=times["alone"]),
+    ]

@@ -1,0 +1,48 @@
+"""Runs the benchmarks: python bench/run.py [submit] [copies] [neighbour]
+
+They are built before, by python bench/setup.py build_ext --inplace. STRATA_COPY_RUNTIME says which runtime is measured,
+as for the library. A missed goal is no failure; wrong bytes are, and ceilings below what this kind of device has.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import click
+
+import copies.measure
+import neighbour.measure
+import submit.measure
+from common import machine, report
+from common.setting import Setting
+from strata_copy import runtime
+
+BENCHES = {"submit": submit.measure.run, "copies": copies.measure.run, "neighbour": neighbour.measure.run}
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+@click.command()
+@click.argument("benches", nargs=-1, type=click.Choice(list(BENCHES)))
+@click.option("--quick", is_flag=True, help="Tiny sizes: shows that everything runs and copies right, not how fast.")
+@click.option("--long/--no-long", default=True, help="Of copies: also 497,051 tokens, if the device has room.")
+@click.option("--out", type=click.Path(path_type=Path), default=RESULTS, help="The folder for one JSON file each.")
+def main(benches: tuple[str, ...], quick: bool, long: bool, out: Path) -> None:
+    """Measures BENCHES, all by default, writes what was found and shows it beside the goals."""
+    runtime.open()
+    setting, results = Setting(quick), []
+    described = {**machine.describe(), "quick": quick}
+    try:
+        for name in dict.fromkeys(benches or BENCHES):
+            started = time.monotonic()
+            options = {"long": long} if name == "copies" else {}
+            results.append(BENCHES[name](setting, **options))
+            path = report.write(results[-1], described, out)
+            click.echo(f"{name}: {time.monotonic() - started:.1f} s, {path}", err=True)
+    finally:
+        setting.close()
+    report.show(results)
+    sys.exit(1 if any(result.wrong or result.void for result in results) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Builds the benchmarks' loops against the strata_copy that Python finds: python bench/setup.py build_ext --inplace"""
+
+import os
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from cuda_headers import cuda_include
+
+import strata_copy
+
+BENCH = Path(__file__).resolve().parent
+ROOT = BENCH.parent
+os.chdir(BENCH)  # names of modules count from here
+PACKAGE = Path(strata_copy.__file__).parent
+LOOPS = ["common.failure", "common.extents", "common.ceilings", "submit.loops", "copies.loops", "copies.latency"]
+LOOPS += ["neighbour.loops"]
+
+
+def extension(name: str, *sources: str) -> Extension:
+    ext = Extension(
+        name,
+        [name.replace(".", "/") + ".pyx", *sources],
+        include_dirs=["common", "submit", strata_copy.get_include(), str(ROOT / "src" / "cudart")],
+        # All that describes the library's memory: a loop that was built against other structs would read wrong bytes.
+        depends=[
+            str(path)
+            for folder in (PACKAGE, ROOT / "include", ROOT / "src" / "cudart", BENCH)
+            for kind in ("*.pxd", "*.h")
+            for path in folder.rglob(kind)
+        ],
+        extra_compile_args=["-O3", "-std=gnu11", "-pthread"],
+    )
+    ext.cython_include_dirs = [str(BENCH), str(PACKAGE.parent)]
+    ext.cython_c_in_temp = True
+    ext.cython_directives = {"language_level": 3, "boundscheck": False, "wraparound": False, "cdivision": True}
+    return ext
+
+
+class BuildExt(build_ext):
+    def build_extensions(self):
+        include = str(cuda_include())
+        for ext in self.extensions:
+            ext.include_dirs.append(include)
+        super().build_extensions()
+
+
+setup(
+    name="strata_copy_bench",
+    py_modules=[],
+    ext_modules=[extension(name, *(["submit/twin.c"] if name == "submit.loops" else [])) for name in LOOPS],
+    cmdclass={"build_ext": BuildExt},
+    options={"build": {"build_base": str(ROOT / "build" / "bench")}},
+)

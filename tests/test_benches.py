@@ -1,0 +1,77 @@
+"""The benchmarks run, once and tiny, so that they are in order when somebody wants a figure."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import strata_copy
+
+BENCH = Path(__file__).resolve().parents[1] / "bench"
+# A figure of each benchmark that it would be worthless without.
+FIGURES = {
+    "submit": "submit, ours / twin",
+    "copies": "both directions at once, int8, 2000 tokens",
+    "neighbour": "h2d beside ours, p95",
+}
+# One wrong byte in each copy of the library: the fifth that is executed once a target was made ready for it.
+SABOTAGE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import run
+from common.setting import Case
+from strata_copy import host_runtime
+ready = Case.spoil
+Case.spoil = lambda case: (ready(case), host_runtime.corrupt(5))
+run.main(["submit", "--quick", "--out", sys.argv[2]])
+"""
+
+
+def python(*arguments, kind):
+    """The measured library is the one that the tests have imported."""
+    environment = os.environ | {"STRATA_COPY_RUNTIME": kind, "PYTHONPATH": str(Path(strata_copy.__file__).parents[1])}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+
+
+@pytest.fixture(scope="module")
+def built():
+    done = python(BENCH / "setup.py", "-q", "build_ext", "--inplace", kind="host")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("bench", FIGURES)
+def test_runs(bench, built, tmp_path):
+    kind = os.environ.get("STRATA_COPY_RUNTIME") or "host"
+    done = python(BENCH / "run.py", bench, "--quick", "--out", tmp_path, kind=kind)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = tmp_path.iterdir()
+    found = json.loads(path.read_text())
+    assert path.name == f"{bench}-{found['device'].lower().replace(' ', '-')}-{found['date']}.json"
+    assert found["quick"]
+    assert found["verified"]
+    assert found["runtime"].startswith(kind)
+    assert FIGURES[bench] in [figure["name"] for figure in found["figures"]]
+    for figure in found["figures"]:
+        assert 0 < figure["value"] < math.inf, figure
+        assert (figure["met"] is None) == (figure["goal"] is None)
+        assert figure["name"] in done.stdout
+
+
+def test_wrong_bytes_fail_the_run(built, tmp_path):
+    done = python("-c", SABOTAGE, BENCH, tmp_path, kind="host")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "WRONG BYTES" in done.stdout
+    (path,) = tmp_path.iterdir()
+    assert not json.loads(path.read_text())["verified"]
+
+
+def test_low_ceilings_void_the_run_of_a_known_device(built, tmp_path):
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from common.ceilings import void_ways; "
+    code += "print([void_ways(name, dict(d2d=2100.0, h2d=50.0, d2h=54.0)) for name in ('NVIDIA H200', 'another')])"
+    done = python("-c", code, BENCH, kind="host")
+    assert done.stdout.strip() == "[['h2d is 50.0 GB/s, at least 0.92 of 55.4 is expected'], []]", done.stderr

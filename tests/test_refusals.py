@@ -1,0 +1,407 @@
+"""What is refused is refused before anything happens: no byte written, nothing of the thread or the states changed, and the text
+says what differs first."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from fixtures import SYNCED, allocate, small_layout
+from fixtures import SCENE_LAYOUT as LAYOUT
+
+import strata_copy as sc
+from strata_copy import runtime
+
+CASES = {}
+
+
+def case(reason, text):
+    """A function of the scene that is refused for `reason` with `text` in what is said; reason None: not by Refused, but as
+    Python does."""
+
+    def add(act):
+        CASES[act.__name__.replace("_", " ")] = (act, reason, text)
+        return act
+
+    return add
+
+
+def to_other_layout(scene, layout, source=None):
+    target = scene.make(layout, 3)
+    source = scene.source if source is None else scene.make(source, 4)
+    scene.copier.submit(source.state, target.state, upto=9, after=SYNCED)
+
+
+def without(layout, drop):
+    parts = [part for part in layout.parts if not drop(part)]
+    kept = {(part.layer, part.name) for part in parts}
+    patches = [patch for patch in layout.patches if (patch.layer, patch.part) in kept]
+    return sc.Layout(parts, format=layout.format, patches=patches)
+
+
+# ---- layouts
+
+@case("layout", "format: 'k8v4', 'int8'")
+def another_format(scene):
+    to_other_layout(scene, small_layout("int8"))
+
+
+@case("layout", "format: 'int8', 'int8-rotated'")
+def another_rotation(scene):
+    to_other_layout(scene, small_layout("int8-rotated"), small_layout("int8"))
+
+
+@case("layout", "part 'k' of layer 3: only the first has it")
+def another_set_of_layers(scene):
+    to_other_layout(scene, without(LAYOUT, lambda part: part.layer == 3))
+
+
+@case("layout", "part 'k_scale' of layer 1: only the first has it")
+def a_part_is_missing(scene):
+    to_other_layout(scene, without(LAYOUT, lambda part: part.name == "k_scale"))
+
+
+@case("layout", "part 'recurrent' of layer 2: only the second has it")
+def a_part_is_missing_in_the_source(scene):
+    to_other_layout(scene, LAYOUT, without(LAYOUT, lambda part: (part.layer, part.name) == (2, "recurrent")))
+
+
+@case("layout", "identity: none (0 bytes), 61646170746572 (7 bytes)")
+def another_identity(scene):
+    to_other_layout(scene, small_layout("k8v4", identity=b"adapter"))
+
+
+@case("layout", "marks: ('tokens',), ('tokens', 'draft')")
+def another_set_of_marks(scene):
+    to_other_layout(scene, small_layout("k8v4", draft=True))
+
+
+# ---- lengths
+
+@case("capacity", "part 'k' of layer 1: 24 units needed, the target has 16")
+def a_target_that_is_too_small(scene):
+    target = scene.make(LAYOUT, 3, marks=(60,))
+    scene.copier.submit(scene.source.state, target.state, upto=96, after=SYNCED)
+
+
+@case("capacity", "part 'k' of layer 1: 24 units needed, the source has 16")
+def a_source_that_is_too_small(scene):
+    source = scene.make(LAYOUT, 3, marks=(60,))
+    scene.copier.submit(source.state, scene.target.state, upto=96, after=SYNCED)
+
+
+@case("mark", "mark 0: begin 0, upto -1")
+def a_negative_mark(scene):
+    scene.submit(upto=-1)
+
+
+@case("mark", "0 <= begin <= upto < 2^62 is needed")
+def a_mark_that_is_too_large(scene):
+    scene.submit(upto=1 << 62)
+
+
+@case("capacity", "units needed")
+def a_mark_beyond_all_memory(scene):
+    scene.submit(upto=(1 << 62) - 1)
+
+
+@case(None, "")
+def a_mark_beyond_64_bits(scene):
+    scene.submit(upto=1 << 63)
+
+
+@case("mark", "mark 0: begin 10, upto 9")
+def begin_behind_the_end(scene):
+    scene.submit(begin=10)
+
+
+@case("mark", "mark 0: begin -3, upto 9")
+def a_negative_begin(scene):
+    scene.submit(begin=-3)
+
+
+@case("mark", "2 marks given, the layout has 1")
+def too_many_marks(scene):
+    scene.submit(upto=(9, 9))
+
+
+@case(None, "0 marks; the layout has 1: tokens")
+def no_marks(scene):
+    scene.submit(upto=())
+
+
+@case(None, "begin and upto have different numbers of marks")
+def a_begin_of_other_marks(scene):
+    scene.submit(begin=(1, 2))
+
+
+@case(None, "mark 0 is 9.0, not an int")
+def a_mark_that_is_no_int(scene):
+    scene.submit(upto=(9.0,))
+
+
+@case(None, "mark 0 is True, not an int")
+def a_mark_that_is_a_bool(scene):
+    scene.submit(upto=True)
+
+
+# ---- states
+
+@case("same state", "source 0 is the target")
+def a_state_onto_itself(scene):
+    scene.copier.submit(scene.source.state, scene.source.state, upto=9, after=SYNCED)
+
+
+@case("overlap", " shares bytes with ")
+def two_states_on_one_memory(scene):
+    other = sc.State(LAYOUT, scene.source.places)
+    scene.copier.submit(scene.source.state, other, upto=9, after=SYNCED)
+
+
+@case("overlap", "part 'idx_block_pos' of layer 3 shares bytes with 'idx_block_pos' of layer 3")
+def states_that_share_one_byte(scene):
+    i = LAYOUT.index(3, "idx_block_pos")
+    moved = dataclasses.replace(scene.target.places[i], base=scene.source.places[i].base + 3, kind="device")
+    other = sc.State(LAYOUT, [*scene.target.places[:i], moved, *scene.target.places[i + 1 :]])
+    scene.copier.submit(scene.source.state, other, upto=9, after=SYNCED)
+
+
+@case("generation", "the source has generation 1, 7 was named")
+def another_generation_of_the_source(scene):
+    scene.submit(src_generation=7)
+
+
+@case("generation", "the target has generation 1, 7 was named")
+def another_generation_of_the_target(scene):
+    scene.submit(dst_generation=7)
+
+
+# ---- groups and banks
+
+@case(None, "group 'draft' is none of ('main',)")
+def an_unknown_group(scene):
+    scene.submit(groups=["draft"])
+
+
+@case(None, "no group is named")
+def no_group(scene):
+    scene.submit(groups=[])
+
+
+@case(None, "sources for ['draft', 'main']")
+def a_source_for_an_unknown_group(scene):
+    scene.copier.plan({"main": scene.source.state, "draft": scene.source.state}, scene.target.state)
+
+
+@case("bank", "part 'window' of layer -1: source bank 1 asked, the place has 1")
+def a_bank_that_the_source_has_not(scene):
+    scene.submit(src_bank=1)
+
+
+@case("bank", "target bank -1 asked")
+def a_negative_bank(scene):
+    scene.submit(dst_bank=-1)
+
+
+@case(None, "nope")
+def a_bank_of_an_unknown_group(scene):
+    scene.submit(src_bank={"nope": 1})
+
+
+# ---- what to wait for
+
+@case("order", "nothing to wait for was named")
+def nothing_to_wait_for(scene):
+    scene.submit(after=None)
+
+
+@case("order", "nothing to wait for was named")
+def an_empty_list_to_wait_for(scene):
+    scene.submit(after=[])
+
+
+@case("stream", "stream 0 is a default stream")
+def the_default_stream(scene):
+    scene.submit(after=sc.Stream(0))
+
+
+@case("stream", "stream 1 is a default stream")
+def the_legacy_stream(scene):
+    scene.submit(after=[sc.Stream(1)])
+
+
+@case("stream", "stream 2 is a default stream")
+def the_per_thread_stream(scene):
+    scene.submit(after=[sc.Stream(2)])
+
+
+@case("stream", "a stream of device 5, which the copier has not open")
+def a_stream_of_a_device_that_is_not_open(scene):
+    scene.submit(after=sc.Stream(runtime.stream_create(), 5))
+
+
+@case("request", "wait 0: kind 0, handle")
+def an_event_that_is_none(scene):
+    scene.submit(after=sc.Event(0))
+
+
+@case(None, "40 waits; at most 32")
+def too_many_waits(scene):
+    scene.submit(after=[sc.Event(runtime.event_create())] * 40)
+
+
+@case(None, "after is made of Event and Stream values, not int")
+def a_wait_that_is_a_number(scene):
+    scene.submit(after=[7])
+
+
+# ---- places
+
+def with_place(scene, layer, name, **fields):
+    """A state over the source's memory with one place that is said otherwise."""
+    i = LAYOUT.index(layer, name)
+    places = list(scene.source.places)
+    places[i] = dataclasses.replace(places[i], **fields)
+    sc.State(LAYOUT, places)
+
+
+@case("place", "should be pinned memory of device 0, CUDA says device memory of device 0")
+def device_memory_said_to_be_pinned(scene):
+    with_place(scene, 1, "v", kind="pinned")
+
+
+@case("place", "should be pageable memory of device 0, CUDA says device memory of device 0")
+def device_memory_said_to_be_pageable(scene):
+    with_place(scene, 1, "v", kind="pageable")
+
+
+@case("place", "should be device memory of device 0, CUDA says pinned memory")
+def pinned_memory_said_to_be_the_devices(scene):
+    with_place(scene, 1, "v", base=scene.target.address(1, "v"))
+
+
+@case("place", "should be pinned memory of device 0, CUDA says pageable memory")
+def pageable_memory_said_to_be_pinned(scene):
+    with_place(scene, 0, "recurrent", base=np.zeros(1192, np.uint8), kind="pinned")
+
+
+@case("place", "should be device memory of device 1, CUDA says device memory of device 0")
+def memory_of_another_device(scene):
+    with_place(scene, 1, "v", device=1)
+
+
+@case("place", "part 'v' of layer 1: no memory at 0")
+def no_address(scene):
+    with_place(scene, 1, "v", base=0)
+
+
+@case("place", "part 'v' of layer 1: no memory at 0xffffffffffffff00")
+def an_address_that_wraps(scene):
+    with_place(scene, 1, "v", base=2**64 - 256)
+
+
+@case("place", "part 'v' of layer 1: units 25, stride 1151")
+def a_stride_below_the_unit(scene):
+    with_place(scene, 1, "v", stride=1151)
+
+
+@case("place", "stride -1152")
+def a_negative_stride(scene):
+    with_place(scene, 1, "v", stride=-1152)
+
+
+@case("place", "part 'v' of layer 1: units -1")
+def a_negative_capacity(scene):
+    with_place(scene, 1, "v", units=-1)
+
+
+@case("place", "banks 0")
+def no_bank(scene):
+    with_place(scene, 1, "v", banks=0)
+
+
+@case("place", "banks 2, bank_stride 1")
+def banks_that_overlap(scene):
+    with_place(scene, 1, "v", banks=2, bank_stride=1)
+
+
+@case("place", "units 9223372036854775807")
+def a_capacity_that_overflows(scene):
+    with_place(scene, 1, "v", units=2**63 - 1)
+
+
+@case(None, "kind 'managed'; may be device, pinned, pageable")
+def an_unknown_kind(scene):
+    with_place(scene, 1, "v", kind="managed")
+
+
+@case("overlap", " shares bytes with 'idx_tail' of layer 3")
+def two_parts_on_one_memory(scene):
+    with_place(scene, 3, "idx_tail", base=scene.source.address(3, "v"))
+
+
+@case("place", "bytes of pinned memory, but the registration that holds them ends after 4096")
+def two_registrations_under_one_place(scene):
+    raw = np.zeros(4 * 4096, np.uint8)
+    page = -(-raw.ctypes.data // 4096) * 4096
+    for start in (page, page + 4096):
+        runtime.host_register(start, 4096)
+    try:
+        with_place(scene, 1, "v", base=page, units=6, kind="pinned")
+    finally:
+        for start in (page, page + 4096):
+            runtime.host_unregister(start)
+
+
+@case("place", "part 'idx_block_pos' of layer 3: ")
+def memory_that_ends_too_early(scene):
+    short = allocate("pinned", 0, 4096)
+    try:
+        with_place(scene, 3, "idx_block_pos", base=short + 4094, kind="pinned")
+    finally:
+        runtime.host_free(short)
+
+
+@case("unsupported", "part 'v' of layer 1: rings and pages are not done by this release")
+def a_ring(scene):
+    with_place(scene, 1, "v", ring=4)
+
+
+@case("unsupported", "part 'v' of layer 1: rings and pages are not done by this release")
+def pages_of_units(scene):
+    with_place(scene, 1, "v", page_group=0, page_units=4, page_stride=4608)
+
+
+@case(None, "places for the")
+def too_few_places(scene):
+    sc.State(LAYOUT, scene.source.places[:-1])
+
+
+# ---- the copier
+
+@case("capacity", "layer events and")
+def more_events_than_a_ticket_has(scene):
+    layout = sc.Layout([sc.Part(name="s", layer=layer, unit_bytes=8, growth=sc.Growth.state()) for layer in range(25)])
+    scene.copier.plan(scene.make(layout, 3).state, scene.make(layout, 4).state)
+
+
+@case(None, "a copier is open in this process")
+def a_second_copier(scene):
+    sc.Copier()
+
+
+def ids():
+    return [name.replace(" ", "-") for name in CASES]
+
+
+@pytest.mark.parametrize("pending", [0, 101], ids=["", "pending-error"])
+@pytest.mark.parametrize("name", CASES, ids=ids())
+def test_refused(scene, name, pending):
+    act, reason, text = CASES[name]
+    error = scene.refuses(lambda: act(scene), pending)
+    assert text in str(error)
+    assert (type(error) is sc.Refused) == (reason is not None)
+    if reason is not None:
+        assert error.reason == reason
+        assert (error.call, error.cuda_code, error.restored) == ("", 0, True)
+    # The same states still copy.
+    assert scene.submit().sync()
