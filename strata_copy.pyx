@@ -108,8 +108,11 @@ cdef class State:
     def reset(self):
         """The content starts anew: valid again after a failed copy, with a new generation. Raises Refused while a ticket uses it."""
         cdef Error error
+        cdef int status
         clear(&error)
-        if reset_state(self.data, &error) != OK:
+        with nogil:
+            status = reset_state(self.data, &error)
+        if status != OK:
             raise_error(&error)
 
     def __repr__(self):
@@ -269,6 +272,7 @@ cdef class Copier:
         cdef Error error
         cdef StateData *states[MAX_SOURCES]
         cdef int32_t source_of_group[MAX_GROUPS]
+        cdef int32_t n_sources
         cdef Plan plan = Plan.__new__(Plan)
         self._alive()
         plan.copier, plan.target = self, target
@@ -287,8 +291,12 @@ cdef class Copier:
                 raise_error(&error)
         for g, group in enumerate(target.layout.groups):
             source_of_group[<int32_t>g] = next(i for i, state in enumerate(distinct) if state is plan.sources[group])
-        plan.data = plan_new(states, len(distinct), target.data, source_of_group, &error)
-        if plan.data == NULL or adopt_plan(self.data, plan.data, &error) != OK:
+        n_sources = len(distinct)
+        with nogil:
+            plan.data = plan_new(states, n_sources, target.data, source_of_group, &error)
+            if plan.data != NULL:
+                adopt_plan(self.data, plan.data, &error)
+        if error.status != OK:
             raise_error(&error)
         return plan
 
@@ -299,8 +307,8 @@ cdef class Copier:
     def finished(self):
         """The tickets that have ended since the last call, the oldest 1,024 at most. Memory loads; CUDA is asked only for a ticket that
         is older than `patience`."""
-        for ticket in self.flying.values():
-            ticket_look((<Ticket>ticket).ticket)
+        for ticket in list(self.flying.values()):
+            (<Ticket>ticket)._ask_if_late()
         self._collect()
         found = list(self.ended)
         self.ended.clear()
@@ -452,6 +460,11 @@ cdef class Ticket:
         if status < OK:
             raise_error(&error)
         return status == OK
+
+    def _ask_if_late(self):
+        cdef abi.Ticket ticket = self.ticket
+        with nogil:
+            ticket_look(ticket)
 
     def _look(self):
         """The latest Progress. The first look that finds the end keeps it and gives the slot back."""

@@ -15,7 +15,7 @@ import neighbour.measure
 import submit.measure
 from common import machine, report
 from common.setting import Setting
-from strata_copy import runtime
+from strata_copy import host_runtime, runtime
 
 BENCHES = {"submit": submit.measure.run, "copies": copies.measure.run, "neighbour": neighbour.measure.run}
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -28,7 +28,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 @click.option("--out", type=click.Path(path_type=Path), default=RESULTS, help="The folder for one JSON file each.")
 def main(benches: tuple[str, ...], quick: bool, long: bool, out: Path) -> None:
     """Measures BENCHES, all by default, writes what was found and shows it beside the goals."""
-    runtime.open()
+    opened = runtime.open()
     setting, results = Setting(quick), []
     described = {**machine.describe(), "quick": quick}
     try:
@@ -41,7 +41,10 @@ def main(benches: tuple[str, ...], quick: bool, long: bool, out: Path) -> None:
     finally:
         setting.close()
     report.show(results)
-    sys.exit(1 if any(result.wrong or result.void for result in results) else 0)
+    broken = host_runtime.violations() if opened == "host" else []
+    for text in broken:
+        click.echo(f"against CUDA's contracts: {text}")
+    sys.exit(1 if broken or any(result.wrong or result.void for result in results) else 0)
 
 
 if __name__ == "__main__":

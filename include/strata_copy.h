@@ -68,7 +68,7 @@ typedef struct {
     int32_t pending_before;        /* a CUDA error of other code that was pending on this thread before the call */
     int32_t restored;              /* 0 where the thread's current device or capture mode could not be put back */
     int64_t wanted, found;
-    char call[32];                 /* the CUDA function that failed, or "" */
+    char call[48];                 /* the CUDA function that failed, or "" */
     char text[192];                /* what was asked, what was found, what to do */
 } strata_error;
 

@@ -166,6 +166,10 @@ def untouched(memory):
     return differences(memory, memory.pattern()) == []
 
 
+def needed_by(part):
+    return max(part.layer, 0) if part.needed_by is None else part.needed_by
+
+
 SCENE_LAYOUT = small_layout("k8v4")
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import reference
-from fixtures import Memory, small_layout
+from fixtures import Memory, needed_by, small_layout
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -120,7 +120,7 @@ def runs_layer_by_layer(layout, extents, target):
             for part, place in zip(layout.parts, target, strict=True)
             if place.base <= address < place.base + reference.span(place, part)
         ]
-        needed.append(max(part.layer, 0) if part.needed_by is None else part.needed_by)
+        needed.append(needed_by(part))
     return needed
 
 

@@ -12,8 +12,10 @@ pytestmark = pytest.mark.host
 
 INVALID_VALUE, BAD_DEVICE, ILLEGAL_ADDRESS = 1, 101, 700
 COPY_CALLS = ("cudaMemcpyAsync", "cudaMemcpy2DAsync")
-CALLS = [*COPY_CALLS, "cudaEventRecord", "cudaStreamWaitEvent", "cudaEventQuery", "cudaStreamIsCapturing",
+CALLS = [*COPY_CALLS, "cudaEventRecord", "cudaStreamWaitEvent", "cudaEventElapsedTime", "cudaStreamIsCapturing",
          "cudaThreadExchangeStreamCaptureMode"]  # fmt: skip
+# Their failing need not fail the copy: the question whether an event is captured, and the way back to the thread's capture mode.
+HARMLESS = ("cudaEventElapsedTime", "cudaThreadExchangeStreamCaptureMode")
 LAYOUT = small_layout("int8")
 UPTO = 21
 
@@ -133,11 +135,11 @@ def test_every_call_fails_in_turn(memory, route, function, forever, foreign):
                 assert (runtime.get_last_error() != 0) == (pending != 0)
                 check_recovery(copy, started)
                 continue
-            # Nothing failed, or only the way back to the thread's own capture mode: what is said of the bytes is true.
+            # Nothing failed that the copy needs: what is said of the bytes is true.
             assert ticket.sync()
             assert differences(copy.target, copy.wanted()) == []
             copy.target.fill()
-            assert not fired or function == "cudaThreadExchangeStreamCaptureMode"
+            assert not fired or function in HARMLESS
             assert (runtime.get_last_error() != 0) == (pending != 0)
             runtime.capture_mode(0)
     assert nth > 1 or (function, route == "mixed", foreign) in NEVER_CALLED

@@ -1096,15 +1096,15 @@ def end_capture(on):
     return cuda.cudaStreamEndCapture(on, ctypes.addressof(graph)), graph.value
 
 
-def relaxed(function):
-    """Calls `function` with the thread in Relaxed mode."""
-    mode = ctypes.c_int(RELAXED)
+def in_mode(wanted, function):
+    """Calls `function` with the thread in another capture mode."""
+    mode = ctypes.c_int(wanted)
     ok(cuda.cudaThreadExchangeStreamCaptureMode(ctypes.addressof(mode)))
     try:
         return function()
     finally:
         ok(cuda.cudaThreadExchangeStreamCaptureMode(ctypes.addressof(mode)))
-        assert mode.value == RELAXED
+        assert mode.value == wanted
 
 
 @pytest.mark.parametrize("unsafe", UNSAFE)
@@ -1132,8 +1132,12 @@ def test_an_unsafe_call_spoils_a_global_capture(unsafe, where):
 
     ok(cuda.cudaStreamBeginCapture(capturing, GLOBAL))
     if unsafe == "cudaHostUnregister":
-        ok(relaxed(lambda: cuda.cudaHostRegister(at["pages"], PAGE, 0)))
-    run = (lambda: relaxed(call)) if where == "in the capturing thread" else lambda: in_thread(lambda: relaxed(call))()
+        ok(in_mode(RELAXED, lambda: cuda.cudaHostRegister(at["pages"], PAGE, 0)))
+    run = (
+        (lambda: in_mode(RELAXED, call))
+        if where == "in the capturing thread"
+        else lambda: in_thread(lambda: in_mode(RELAXED, call))()
+    )
     assert run() in (0, NOT_READY)
     code, graph = end_capture(capturing)
     ok(code)
@@ -1147,6 +1151,19 @@ def test_a_thread_local_capture_concerns_its_own_thread_only():
     ok(in_thread(lambda: cuda.cudaMalloc(ctypes.addressof(out), 64))())
     assert status(capturing) == 1
     assert cuda.cudaMalloc(ctypes.addressof(out), 64) == CAPTURE_UNSUPPORTED
+    assert end_capture(capturing)[0] == CAPTURE_INVALIDATED
+
+
+def test_a_thread_in_thread_local_mode_is_not_concerned_by_other_threads():
+    capturing, out = stream(), ctypes.c_size_t()
+
+    def allocate():
+        return in_mode(THREAD_LOCAL, lambda: cuda.cudaMalloc(ctypes.addressof(out), 64))
+
+    ok(cuda.cudaStreamBeginCapture(capturing, GLOBAL))
+    ok(in_thread(allocate)())
+    assert status(capturing) == 1
+    assert allocate() == CAPTURE_UNSUPPORTED
     assert end_capture(capturing)[0] == CAPTURE_INVALIDATED
 
 
@@ -1176,7 +1193,7 @@ def test_a_captured_event_has_no_state_and_no_use_outside():
     s, outside = stream(), stream()
     ok(cuda.cudaStreamBeginCapture(s, RELAXED))
     e = mark(s)
-    assert relaxed(lambda: cuda.cudaEventQuery(e)) == CAPTURED_EVENT
+    assert in_mode(RELAXED, lambda: cuda.cudaEventQuery(e)) == CAPTURED_EVENT
     ok(cuda.cudaStreamWaitEvent(s, e, 0))
     assert status(s) == 1
     assert cuda.cudaStreamWaitEvent(outside, e, 0) == INVALID_VALUE
@@ -1208,7 +1225,7 @@ def test_a_capture_ends_once_and_in_its_own_thread():
 def test_waiting_for_a_capturing_stream_spoils_its_capture_in_any_mode():
     s = stream()
     ok(cuda.cudaStreamBeginCapture(s, RELAXED))
-    assert relaxed(lambda: cuda.cudaStreamSynchronize(s)) == CAPTURE_UNSUPPORTED
+    assert in_mode(RELAXED, lambda: cuda.cudaStreamSynchronize(s)) == CAPTURE_UNSUPPORTED
     assert end_capture(s)[0] == CAPTURE_INVALIDATED
 
 

@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 import reference
-from fixtures import small_layout
+from fixtures import needed_by, small_layout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -159,15 +159,11 @@ def test_the_encoding_reads_back_as_the_same_layout(layout):
     assert again == layout
     assert again.to_bytes() == layout.to_bytes()
     assert (again.parts, again.patches, again.groups, again.marks) == (
-        tuple(dataclasses.replace(part, needed_by=reference_needed_by(part)) for part in layout.parts),
+        tuple(dataclasses.replace(part, needed_by=needed_by(part)) for part in layout.parts),
         layout.patches,
         layout.groups,
         layout.marks,
     )
-
-
-def reference_needed_by(part):
-    return max(part.layer, 0) if part.needed_by is None else part.needed_by
 
 
 def test_another_encoding_is_refused():

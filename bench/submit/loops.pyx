@@ -86,6 +86,8 @@ def in_turn(plan, Twin twin, int64_t upto, int repetitions, int warm_up):
                     status = by_library(&s, &unread[0] if i < 0 else &ours[i, 0], &error)
                 elif status == 0:
                     status = by_twin(&s, &unread[0] if i < 0 else &theirs[i, 0], &error)
+        if status == 0:         # nobody has waited for the last one
+            status = noted(rt.cudaDeviceSynchronize(), "cudaDeviceSynchronize", &error)
     runtime.stream_destroy(<size_t>s.consumer)
     check(status, &error)
     return np.asarray(ours), np.asarray(theirs)

@@ -72,7 +72,7 @@ cdef extern from "strata_copy.h" nogil:
     ctypedef struct Error "strata_error":
         int32_t status, reason, device, layer, part, cuda_code, pending_before, restored
         int64_t wanted, found
-        char call[32]
+        char call[48]
         char text[192]
 
     ctypedef struct Progress "strata_progress":

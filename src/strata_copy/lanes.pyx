@@ -5,7 +5,7 @@ from libc.stdlib cimport calloc, free, realloc
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from strata_copy.abi cimport FAILED, OK, POISONED, REASON_MEMORY, REFUSED, Error
-from strata_copy.atomics cimport load_i32, store_i32
+from strata_copy.atomics cimport load_i32, load_pointer, store_i32, store_pointer
 from strata_copy.cudart cimport (
     Guard, clear, cudaDevAttrMaxPitch, cudaEventBlockingSync, cudaEventDisableTiming, cudaEvent_t, cudaHostAllocPortable,
     cudaMemcpyDefault, cudaStreamNonBlocking, cudaStream_t, cuda_failed, guard_enter, guard_leave, is_sticky, outcome, rt,
@@ -22,7 +22,7 @@ cdef bint watching_forks = False
 
 
 cdef CopierData *the_copier() noexcept nogil:
-    return open_copier
+    return <CopierData *>load_pointer(<void **>&open_copier)
 
 
 cdef int32_t device_index(const CopierData *copier, int32_t device) noexcept nogil:
@@ -146,7 +146,7 @@ cdef int poison(DeviceLanes *device, int code, const char *call, const Guard *gu
 
 cdef CopierData *copier_open(const int32_t *devices, int32_t n_devices, int32_t n_slots, int32_t layer_events, int64_t chunk,
                              int64_t patience, Error *error) noexcept nogil:
-    global open_copier, copiers
+    global copiers
     cdef CopierData *copier = <CopierData *>calloc(1, sizeof(CopierData))
     cdef Guard guard
     cdef Error closing
@@ -172,7 +172,7 @@ cdef CopierData *copier_open(const int32_t *devices, int32_t n_devices, int32_t 
                 status = make_device(copier, d, &guard, error)
         guard_leave(&guard, status, error)
     if status == OK:
-        open_copier = copier
+        store_pointer(<void **>&open_copier, copier)
         return copier
     clear(&closing)     # what led here is what is told
     copier_close(copier, &closing)
@@ -191,12 +191,11 @@ cdef int copier_reserve(CopierData *copier, int32_t parts, Error *error) noexcep
 
 
 cdef void copier_close(CopierData *copier, Error *error) noexcept nogil:
-    global open_copier
     cdef Guard guard
     cdef int32_t d
     cdef bint alive = True
-    if open_copier == copier:
-        open_copier = NULL
+    if the_copier() == copier:
+        store_pointer(<void **>&open_copier, NULL)
     guard_enter(&guard, error)
     if copier.devices != NULL:
         for d in range(copier.n_devices):       # the device may still write a ticket's word
@@ -221,8 +220,7 @@ cdef int64_t now() noexcept nogil:
 
 cdef void forget_copier() noexcept nogil:
     """In a forked child: CUDA may not be used there, not even to give things back."""
-    global open_copier
-    open_copier = NULL
+    store_pointer(<void **>&open_copier, NULL)
 
 
 cdef void watch_forks() noexcept nogil:

@@ -135,13 +135,15 @@ def pattern(number: int, part: int, offset: int, n: int) -> np.ndarray:
     for start in range(0, words.size, RAMP.size):
         block = words[start : start + RAMP.size]
         np.add(RAMP[: block.size], np.uint64((first + start + key) * STEP % 2**64), out=block)
-        # The high half goes into the low one and back up, or the low bytes would repeat with every page.
-        np.bitwise_xor(block, block >> np.uint64(32), out=block)
+        # The high half goes into the low one, up, and down again, or the low bytes would repeat with every page.
+        np.bitwise_xor(block, block >> HALF, out=block)
         np.multiply(block, MIX, out=block)
+        np.bitwise_xor(block, block >> HALF, out=block)
     return words.view(np.uint8)[offset - 8 * first :][:n]
 
 
 STEP = 0x9E3779B97F4A7C15
+HALF = np.uint64(32)
 MIX = np.uint64(0xD6E8FEB86659FD93)
 RAMP = np.arange(BLOCK // 8, dtype=np.uint64) * np.uint64(STEP)
 

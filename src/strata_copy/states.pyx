@@ -190,9 +190,9 @@ cdef int check_place(StateData *state, int32_t i, const Guard *guard, Error *err
     state.extremes[i].start, state.extremes[i].end, state.extremes[i].part = start, start + bytes, i
     if bytes == 0:
         return OK
-    status = check_memory(place, start, start, guard, error)
+    status = check_memory(place, part, start, start, guard, error)
     if status == OK:
-        status = check_memory(place, start + bytes - 1, start, guard, error)
+        status = check_memory(place, part, start + bytes - 1, start, guard, error)
     if status == OK:
         status = check_piece(state, i, start, bytes, error)
     return status
@@ -217,7 +217,7 @@ cdef int64_t span(const PlaceSpec *place, const PartSpec *part) noexcept nogil:
     return bytes
 
 
-cdef int check_memory(const PlaceSpec *place, size_t at, size_t start, const Guard *guard, Error *error) noexcept nogil:
+cdef int check_memory(const PlaceSpec *place, const PartSpec *part, size_t at, size_t start, const Guard *guard, Error *error) noexcept nogil:
     """Whether CUDA says of one byte what the place says."""
     cdef cudaPointerAttributes found
     cdef int wanted = (cudaMemoryTypeDevice if place.kind == DEVICE else
@@ -232,7 +232,7 @@ cdef int check_memory(const PlaceSpec *place, size_t at, size_t start, const Gua
         return OK
     error.wanted, error.found = wanted, found.type
     return outcome(error, REFUSED, REASON_PLACE,
-                   "part %d of layer %d: byte %zu should be %s memory of device %d, CUDA says %s of device %d", error.part, error.layer,
+                   "part '%s' of layer %d: byte %zu should be %s memory of device %d, CUDA says %s of device %d", part.name, part.layer,
                    at - start, kind_name(place.kind), place.device, memory_name(found.type), found.device)
 
 

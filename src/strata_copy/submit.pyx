@@ -228,7 +228,7 @@ cdef Slot *take_slot(Submission *s, int64_t bytes, int64_t started) noexcept nog
     plan_hold(s.plan)
     clear(&slot.error)
     slot.n_layers = s.plan.target.layout.n_layers
-    slot.first_event[0] = 0
+    memset(slot.first_event, 0, (slot.n_layers + 1) * sizeof(int32_t))
     slot.bytes, slot.started, slot.submitted, slot.ended, slot.asked = bytes, started, started, started, 0
     slot.released = slot.reported = slot.layers_queued = 0
     slot.word = 1 + generations % CELLS
@@ -277,6 +277,9 @@ cdef int queue(Submission *s) noexcept nogil:
     cdef int status
     for d in range(s.copier.n_devices):
         start_device(&s.copier.devices[d])
+    status = record_gates(s)
+    if status != OK:
+        return status
     for layer in range(layout.n_layers):
         status = queue_layer(s, layer)
         if status != OK:
@@ -297,6 +300,19 @@ cdef void start_device(DeviceLanes *device) noexcept nogil:
     for n in range(LANES):
         device.lanes[n].used = False
         device.lanes[n].queued = 0
+
+
+cdef int record_gates(Submission *s) noexcept nogil:
+    """The streams that the request names, as they are now: lanes wait for an event behind what each has queued."""
+    cdef const Wait *wait
+    cdef uint32_t i
+    cdef int status = OK
+    for i in range(s.request.n_after):
+        wait = &s.request.after[i]
+        if wait.kind == WAIT_STREAM and status == OK:
+            s.device = &s.copier.devices[device_index(s.copier, wait.device)]
+            status = record(s, s.device.gates[i], wait.handle)
+    return status
 
 
 cdef int queue_layer(Submission *s, int32_t layer) noexcept nogil:
@@ -362,7 +378,8 @@ cdef int open_lane(Submission *s, int32_t d) noexcept nogil:
     """Before a lane's first copy of this ticket it waits for whatever wrote the source and whatever still reads or writes the target:
     what the request names, and our own earlier tickets on these states."""
     cdef cudaStream_t stream = lane_stream(s.lane)
-    cdef DeviceLanes *device
+    cdef const Wait *wait
+    cdef cudaEvent_t event
     cdef uint32_t i
     cdef int32_t n
     cdef int status
@@ -370,13 +387,9 @@ cdef int open_lane(Submission *s, int32_t d) noexcept nogil:
         s.slot.taken[d] = 0
     s.lane.used = True
     for i in range(s.request.n_after):
-        if s.request.after[i].kind == WAIT_EVENT:
-            status = wait_event(s, stream, s.request.after[i].handle)
-        else:
-            device = &s.copier.devices[device_index(s.copier, s.request.after[i].device)]
-            status = record(s, device.gates[i], s.request.after[i].handle)
-            if status == OK:
-                status = wait_event(s, stream, device.gates[i])
+        wait = &s.request.after[i]
+        event = wait.handle if wait.kind == WAIT_EVENT else s.copier.devices[device_index(s.copier, wait.device)].gates[i]
+        status = wait_event(s, stream, event)
         if status != OK:
             return status
     for n in range(s.plan.n_sources):

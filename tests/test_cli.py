@@ -1,0 +1,162 @@
+"""The command line, as a process: what it prints, and how it ends."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+import strata_copy as sc
+from fixtures import KIND
+from strata_copy import cli, host_runtime, presets, rig, runtime
+
+ROW = ["tokens", "format", "mode", "direction", "bytes", "save_ms", "direct_ms", "percent_of_ceiling", "verified"]
+INT8_AT_430 = 124_201_008
+
+
+def strata_copy(*arguments, **environment):
+    inherited = {name: value for name, value in os.environ.items() if name != "STRATA_COPY_RUNTIME"}
+    return subprocess.run(
+        [sys.executable, "-m", "strata_copy", *arguments],
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def ended_well(done):
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+def test_info_says_what_was_found():
+    found = json.loads(ended_well(strata_copy("info", "--json", STRATA_COPY_RUNTIME=KIND)))
+    assert found["kind"] == KIND
+    assert found["why"] == f"STRATA_COPY_RUNTIME={KIND}"
+    assert found["library"]
+    assert found["missing"] == 0
+    assert found["devices"]
+    for number, device in enumerate(found["devices"]):
+        assert device["device"] == number
+        assert device["name"]
+        assert 0 < device["free"] <= device["memory"]
+
+
+def test_info_in_words_names_the_same():
+    said = ended_well(strata_copy("info", STRATA_COPY_RUNTIME=KIND))
+    assert f"runtime     {KIND}: STRATA_COPY_RUNTIME={KIND}" in said
+    assert runtime.device_name(0) in said
+
+
+def test_info_chooses_a_runtime_and_says_why():
+    found = json.loads(ended_well(strata_copy("info", "--json")))
+    if found["kind"] == "cuda":
+        assert found["why"] == "there is a GPU"
+    else:
+        assert "CUDA is not to be had" in found["why"]
+
+
+@pytest.mark.parametrize("command", ["info", "demo"])
+def test_a_forced_cuda_that_is_not_there_ends_with_the_reason(command):
+    # No GPU is visible then, on a machine that has some too.
+    done = strata_copy(command, STRATA_COPY_RUNTIME="cuda", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: ")
+    assert "no NVIDIA driver" in done.stderr or "no GPU" in done.stderr or "cudaGetDeviceCount failed" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["info", "demo"])
+def test_another_value_of_the_variable_is_refused_by_name(command):
+    done = strata_copy(command, STRATA_COPY_RUNTIME="rocm")
+    assert done.returncode == 2
+    assert "STRATA_COPY_RUNTIME is 'rocm'; it may be 'cuda' or 'host', or not set" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_version_is_printed():
+    assert ended_well(strata_copy("--version")).startswith("strata_copy, version ")
+
+
+def test_the_demo_prints_a_row_for_each_direction():
+    done = strata_copy("demo", "--tokens", "430", "--json", STRATA_COPY_RUNTIME=KIND)
+    rows = json.loads(ended_well(done))
+    assert [list(row) for row in rows] == [ROW, ROW]
+    assert [row["direction"] for row in rows] == ["main->slot", "slot->main"]
+    for row in rows:
+        assert (row["tokens"], row["format"], row["mode"], row["bytes"]) == (430, "int8", 0, INT8_AT_430)
+        assert row["verified"] is True
+        assert row["save_ms"] > 0
+        assert row["direct_ms"] > 0
+        assert row["percent_of_ceiling"] > 0
+    assert f"{KIND} runtime" in done.stderr
+
+
+def test_the_demo_prints_a_table_with_the_draft():
+    said = ended_well(strata_copy("demo", "--tokens", "8", "--draft", "--format", "k8v4", STRATA_COPY_RUNTIME=KIND))
+    assert "k8v4" in said
+    lines = [line.split() for line in said.splitlines() if "->" in line]
+    assert [(line[0], line[1], line[-1]) for line in lines] == [("8", "main->slot", "yes"), ("8", "slot->main", "yes")]
+
+
+def test_the_demo_says_what_it_left_out():
+    done = strata_copy(
+        "demo", "--tokens", "8", "--tokens", "1000000", "--memory", "300000000", "--json", STRATA_COPY_RUNTIME=KIND
+    )
+    assert [row["tokens"] for row in json.loads(ended_well(done))] == [8, 8]
+    assert "left out: int8 at 1,000,000 tokens needs" in done.stderr
+
+
+def test_the_demo_ends_with_1_where_nothing_fits():
+    done = strata_copy("demo", "--memory", "1000", STRATA_COPY_RUNTIME=KIND)
+    assert done.returncode == 1
+    assert "no length fits into memory" in done.stderr
+
+
+def test_a_byte_that_differs_ends_the_demo_with_1(monkeypatch):
+    wrong = cli.Timed(430, "int8", "main->slot", INT8_AT_430, 2.0, 1.0, ["direct: part 'k' of layer 3, offset 0"])
+    right = wrong._replace(direction="slot->main", wrong=[])
+    monkeypatch.setenv("STRATA_COPY_RUNTIME", KIND)
+    monkeypatch.setattr(cli, "run_cases", lambda cases, err: ([wrong, right], 100.0))
+    done = CliRunner().invoke(cli.main, ["demo", "--tokens", "430", "--json"])
+    assert done.exit_code == 1
+    assert [row["verified"] for row in json.loads(done.stdout)] == [False, True]
+    assert "int8, 430 tokens, main->slot, direct: part 'k' of layer 3, offset 0" in done.stderr
+
+
+@pytest.mark.host
+def test_the_demo_finds_a_wrong_byte_of_either_way(monkeypatch):
+    def corrupted(copy, **counts):
+        host_runtime.corrupt(1)
+        copy()
+        return 1.0
+
+    monkeypatch.setattr(cli, "best_ms", corrupted)
+    layout, stream = presets.uniform(2, 1, 64), runtime.stream_create()
+    with (
+        sc.Copier(tickets=8, layer_events=8) as copier,
+        rig.Session(layout, 20, number=1) as a,
+        rig.Session(layout, 20, number=2) as b,
+    ):
+        row = cli.copy_both_ways(copier, a, b, 10, "main->slot", stream)
+    runtime.stream_destroy(stream)
+    assert [line.split(":")[0] for line in row.wrong] == ["save", "direct"]
+    assert row.as_json(1.0)["verified"] is False
+
+
+@pytest.mark.host
+def test_a_copy_that_fails_ends_the_demo_with_1(monkeypatch):
+    def open_and_fail():
+        runtime.open("host")
+        host_runtime.fail("cudaMemcpyAsync", 300, 1)
+        return "for a test"
+
+    monkeypatch.setattr(cli, "open_runtime", open_and_fail)
+    done = CliRunner().invoke(cli.main, ["demo", "--tokens", "8"])
+    assert done.exit_code == 1
+    assert "Error: CudaError: cudaMemcpyAsync: cudaErrorInvalidValue (1)" in done.stderr

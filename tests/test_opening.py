@@ -1,0 +1,280 @@
+"""Opening and closing a copier: every CUDA call in them fails in turn, and nothing stays behind that could be given back."""
+
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+from fixtures import KIND, SYNCED, after_copy, differences, small_layout, untouched
+
+import strata_copy as sc
+from strata_copy import host_runtime, runtime
+
+INVALID_VALUE = 1
+OPEN_CALLS = [
+    "cudaThreadExchangeStreamCaptureMode", "cudaHostAlloc", "cudaSetDevice", "cudaDeviceGetAttribute", "cudaStreamCreateWithFlags",
+    "cudaEventCreateWithFlags", "cudaMalloc", "cudaMemcpyAsync", "cudaStreamSynchronize",
+]  # fmt: skip
+CLOSE_CALLS = {
+    "cudaStreamDestroy": "streams",
+    "cudaEventDestroy": "events",
+    "cudaFree": "allocations",
+    "cudaFreeHost": "host_allocations",
+}
+SMALL = {"tickets": 2, "layer_events": 3}
+
+
+def copies_again():
+    layout = sc.Layout([sc.Part(name="s", layer=0, unit_bytes=64, growth=sc.Growth.state())])
+    places = [sc.Place(base=runtime.malloc(64)) for _ in range(2)]
+    runtime.view(places[0].base, 64)[:] = 7
+    with sc.Copier((0, 1), **SMALL) as copier:
+        copier.submit(*(sc.State(layout, [place]) for place in places), upto=0, after=SYNCED).sync()
+    assert (runtime.view(places[1].base, 64) == 7).all()
+    for place in places:
+        runtime.free(place.base)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(
+    ("function", "forever"),
+    # A stream that can never be waited for may still write: its device is not touched again, and its objects stay.
+    [(name, forever) for name in OPEN_CALLS for forever in (False, True) if (name, forever) != ("cudaStreamSynchronize", True)],
+)
+def test_every_call_of_opening_fails_in_turn(function, forever):
+    before, nth, fired = host_runtime.live(), 0, 1
+    while fired:
+        nth += 1
+        host_runtime.fail(function, nth, INVALID_VALUE, forever)
+        copier = error = None
+        try:
+            copier = sc.Copier((0, 1), **SMALL)
+        except sc.CopyError as refused:
+            error = refused
+        fired = host_runtime.clear_faults()
+        if error is not None:
+            assert type(error) is sc.Refused
+            assert (error.reason, error.call, error.cuda_code) == ("cuda", function, INVALID_VALUE)
+        else:
+            assert not fired or function == "cudaThreadExchangeStreamCaptureMode"       # on a thread that ends
+            copier.close()
+        assert runtime.peek_last_error() == 0
+        assert host_runtime.live() == before
+        copies_again()
+        assert host_runtime.live() == before
+    assert nth > 1
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("function", CLOSE_CALLS)
+def test_every_call_of_closing_fails_in_turn(function):
+    """What could not be given back is one object; all others are, and the first failure is told."""
+    nth = 0
+    while True:
+        nth += 1
+        before = host_runtime.live()
+        copier = sc.Copier((0, 1), **SMALL)
+        host_runtime.fail(function, nth, INVALID_VALUE)
+        error = None
+        try:
+            copier.close()
+        except sc.CopyError as failed:
+            error = failed
+        fired = host_runtime.clear_faults()
+        assert copier.closed
+        left = {name: count - before[name] for name, count in host_runtime.live().items() if count != before[name]}
+        if not fired:
+            break
+        assert type(error) is sc.Failed
+        assert (error.call, error.cuda_code) == (function, INVALID_VALUE)
+        assert left == {CLOSE_CALLS[function]: 1}
+        assert runtime.peek_last_error() == 0
+        copies_again()
+    assert error is None
+    assert left == {}
+    assert nth > 1
+
+
+@pytest.mark.host
+def test_a_synchronize_of_closing_that_fails_once_is_asked_again():
+    before = host_runtime.live()
+    for nth in range(1, 40):
+        copier = sc.Copier((0, 1), **SMALL)
+        host_runtime.fail("cudaStreamSynchronize", nth, INVALID_VALUE)
+        copier.close()
+        host_runtime.clear_faults()
+        assert host_runtime.live() == before
+        copies_again()
+
+
+@pytest.mark.host
+def test_without_pinned_memory_nothing_opens():
+    host_runtime.configure(devices=2, pinned=0)
+    before = host_runtime.live()
+    with pytest.raises(sc.Refused) as refused:
+        sc.Copier()
+    assert (refused.value.call, refused.value.cuda_code) == ("cudaHostAlloc", 2)
+    assert host_runtime.live() == before
+
+
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(sc.Refused) as refused:
+        sc.Copier((0, 99))
+    assert (refused.value.call, refused.value.device) == ("cudaSetDevice", 99)
+    sc.Copier().close()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"devices": ()}, {"devices": (0, 0)}, {"devices": range(17)}, {"tickets": 0}, {"tickets": 257}, {"layer_events": 0}, {"chunk": 0}],
+)
+def test_numbers_without_meaning_are_refused(fields):
+    with pytest.raises(ValueError, match="may be 1 to|1 to 16, each once"):
+        sc.Copier(**fields)
+
+
+def test_the_callers_device_stays_as_it_is(second_device):
+    runtime.set_device(second_device)
+    with sc.Copier((0,)):
+        assert runtime.get_device() == second_device
+    assert runtime.get_device() == second_device
+    runtime.set_device(0)
+
+
+def test_closing_twice_is_allowed_and_a_new_copier_may_follow():
+    copier = sc.Copier(**SMALL)
+    copier.close()
+    copier.close()
+    assert copier.closed
+    assert copier.address == 0
+    with sc.Copier(**SMALL) as next_one:
+        assert not next_one.closed
+        assert copier.closed
+
+
+def test_a_closed_copier_refuses_by_name(memory):
+    layout = small_layout()
+    source, target = memory(layout, 1), memory(layout, 2)
+    with sc.Copier(tickets=2, layer_events=16) as copier:
+        plan = copier.plan(source.state, target.state)
+    for act in (lambda: copier.plan(source.state, target.state), lambda: plan.submit(3, after=SYNCED)):
+        with pytest.raises(RuntimeError, match="closed"):
+            act()
+    with sc.Copier(tickets=2, layer_events=16), pytest.raises(RuntimeError, match="closed"):
+        plan.submit(3, after=SYNCED)
+    assert copier.finished() == []
+    assert untouched(target)
+
+
+def test_closing_waits_for_the_copies_in_flight(held, memory):
+    layout = small_layout()
+    source, target = memory(layout, 1), memory(layout, 2, "pinned")
+    copier = sc.Copier(tickets=2, layer_events=16)
+    ticket = copier.submit(source.state, target.state, upto=31, after=held.wait)
+    copier.close()
+    assert differences(target, after_copy(source, target, 31)) == []
+    assert ticket.done
+    assert ticket.sync(timeout=5)
+    assert ticket.poll().bytes == layout.bytes_at([31])
+    assert not target.state.busy
+
+
+def test_a_copier_that_is_dropped_open_says_so():
+    code = """
+        import gc, sys, warnings
+        import strata_copy as sc
+        from strata_copy import runtime
+        runtime.open(sys.argv[1])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            copier = sc.Copier(tickets=1, layer_events=1)
+            del copier
+            gc.collect()
+        print([w.category.__name__ for w in caught], [str(w.message) for w in caught])
+    """
+    assert "ResourceWarning" in run(code)
+
+
+def test_a_fork_refuses_and_the_parent_goes_on():
+    """CUDA may not be used in a forked child, not even to give things back."""
+    code = """
+        import os, sys, warnings
+        sys.path.insert(0, sys.argv[2])
+        import fixtures
+        import strata_copy as sc
+        from strata_copy import runtime
+        runtime.open(sys.argv[1])
+        layout = fixtures.small_layout()
+        source, target = fixtures.Memory(layout, 1), fixtures.Memory(layout, 2)
+        copier = sc.Copier(tickets=4, layer_events=16)
+        plan = copier.plan(source.state, target.state)
+        ticket = plan.submit(4, after=sc.CALLER_SYNCED)
+        warnings.simplefilter("ignore", DeprecationWarning)     # of forking with threads
+        child = os.fork()
+        if child == 0:
+            answers = [copier.closed]
+            for act in (lambda: plan.submit(4, after=sc.CALLER_SYNCED), lambda: copier.plan(source.state, target.state)):
+                try:
+                    act()
+                    answers.append("went on")
+                except RuntimeError as error:
+                    answers.append("fork" in str(error))
+            copier.close()
+            del ticket, plan, copier
+            os._exit(0 if answers == [True, True, True] else 1)
+        print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        print("parent", ticket.sync(), fixtures.differences(target, fixtures.after_copy(source, target, 4)))
+        print("again", plan.submit(9, after=sc.CALLER_SYNCED).sync())
+        copier.close()
+    """
+    assert run(code).split("\n")[:3] == ["child 0", "parent True []", "again True"]
+
+
+def run(code):
+    process = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), KIND, str(Path(__file__).parent)],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def test_two_threads_open_one_copier():
+    opened, failed = [], []
+
+    def open_one():
+        try:
+            opened.append(sc.Copier(**SMALL))
+        except RuntimeError as error:
+            failed.append(str(error))
+
+    threads = [threading.Thread(target=open_one) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(opened) == 1, failed
+    assert all("a copier is open" in text for text in failed)
+    opened[0].close()
+
+
+def test_two_threads_close_one_copier():
+    """In a process of its own: what goes wrong here is memory that is freed twice."""
+    code = """
+        import sys, threading
+        import strata_copy as sc
+        from strata_copy import runtime
+        runtime.open(sys.argv[1])
+        failed = []
+        threading.excepthook = failed.append
+        for _ in range(50):
+            copier = sc.Copier(tickets=16, layer_events=8)
+            threads = [threading.Thread(target=copier.close) for _ in range(4)]
+            for thread in threads: thread.start()
+            for thread in threads: thread.join()
+            assert copier.closed
+        print(len(failed))
+    """
+    assert run(code) == "0\n"
