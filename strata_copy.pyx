@@ -4,6 +4,7 @@ The rooms behind it, in the order in which a copy passes them: layout, states, p
 runtime under them all. The C functions are declared in _core.pxd and, for C and C++, in include/strata_copy.h.
 """
 
+import threading
 import warnings
 from collections import deque
 from typing import NamedTuple
@@ -34,6 +35,9 @@ from strata_copy.values cimport RequestValues, fill_place, fill_request
 from strata_copy.places import handle
 
 ROUTE_NAMES = ("local", "out", "in", "host")
+
+# Held while a copier opens or closes, which let the GIL go. No other lock is taken outside of it.
+_opening = threading.Lock()
 
 
 class Progress(NamedTuple):
@@ -226,9 +230,10 @@ cdef class Copier:
         for i, device in enumerate(self.devices):
             ordinals[<int32_t>i] = device
         require_runtime()
-        if the_copier() != NULL:
-            raise RuntimeError("a copier is open in this process: use that one, or close it")
-        self.data = open_on_thread(ordinals, len(self.devices), tickets, layer_events, chunk, <int64_t>(patience * 1e9))
+        with _opening:
+            if the_copier() != NULL:
+                raise RuntimeError("a copier is open in this process: use that one, or close it")
+            self.data = open_on_thread(ordinals, len(self.devices), tickets, layer_events, chunk, <int64_t>(patience * 1e9))
 
     def __dealloc__(self):
         # Without close there is no thread to wait on here; in a fork the handles are the parent's.
@@ -252,16 +257,18 @@ cdef class Copier:
 
     def close(self):
         """Waits for the tickets in flight, then gives everything back. Tickets keep what they last knew. Closing twice is allowed."""
-        cdef CopierData *data = self.data
-        if self.closed:
-            return
-        with nogil:
-            end_all(data)
-        self._collect()
-        self.data = NULL
-        with nogil:
-            free_all(data)
-        close_on_thread(data)
+        cdef CopierData *data
+        with _opening:
+            if self.closed:
+                return
+            data = self.data
+            with nogil:
+                end_all(data)
+            self._collect()
+            self.data = NULL
+            with nogil:
+                free_all(data)
+            close_on_thread(data)
 
     def plan(self, source, State target):
         """A Plan from `source` to `target`. source: a State, or a dict from each group's name to the State that it comes from.

@@ -14,8 +14,9 @@ import strata_copy
 
 BENCH = Path(__file__).resolve().parent
 ROOT = BENCH.parent
+PACKAGE = Path(strata_copy.__file__).resolve().parent
+INCLUDE = str(Path(strata_copy.get_include()).resolve())
 os.chdir(BENCH)  # names of modules count from here
-PACKAGE = Path(strata_copy.__file__).parent
 LOOPS = ["common.failure", "common.extents", "common.ceilings", "submit.loops", "copies.loops", "copies.latency"]
 LOOPS += ["neighbour.loops"]
 
@@ -24,7 +25,7 @@ def extension(name: str, *sources: str) -> Extension:
     ext = Extension(
         name,
         [name.replace(".", "/") + ".pyx", *sources],
-        include_dirs=["common", "submit", strata_copy.get_include(), str(ROOT / "src" / "cudart")],
+        include_dirs=["common", "submit", INCLUDE, str(ROOT / "src" / "cudart")],
         # All that describes the library's memory: a loop that was built against other structs would read wrong bytes.
         depends=[
             str(path)

@@ -1,8 +1,8 @@
 """Opens the runtime that the tests run on, the host runtime unless STRATA_COPY_RUNTIME=cuda, and looks after each test whether it
 left something behind.
 
-A test that takes `seed` runs on the host runtime in scheduled mode, once for each seed: 20 in the short tier, 200 in the long one.
-With CUDA, what needs the host runtime is deselected; nothing is skipped.
+A test that takes `seed` runs in the host runtime's scheduled mode, once for each seed: 20 in the short tier, 200 in the long one.
+With CUDA it runs once; what needs the host runtime is deselected then, and nothing is skipped.
 """
 
 import gc
@@ -26,7 +26,7 @@ def pytest_addoption(parser):
 def pytest_generate_tests(metafunc):
     if "seed" in metafunc.fixturenames:
         seeds = [*range(SHORT_SEEDS), *(pytest.param(s, marks=pytest.mark.long) for s in range(SHORT_SEEDS, LONG_SEEDS))]
-        metafunc.parametrize("seed", seeds)
+        metafunc.parametrize("seed", seeds if HOST else [0])
 
 
 def pytest_collection_modifyitems(config, items):
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(config, items):
             return not item.get_closest_marker("gpu")
         if "second_device" in item.fixturenames and runtime.device_count() < 2:
             return False
-        return not item.get_closest_marker("host") and "seed" not in item.fixturenames
+        return not item.get_closest_marker("host")
 
     if not HOST:
         runtime.open(KIND)

@@ -1193,7 +1193,6 @@ def test_a_captured_event_has_no_state_and_no_use_outside():
     s, outside = stream(), stream()
     ok(cuda.cudaStreamBeginCapture(s, RELAXED))
     e = mark(s)
-    assert in_mode(RELAXED, lambda: cuda.cudaEventQuery(e)) == CAPTURED_EVENT
     ok(cuda.cudaStreamWaitEvent(s, e, 0))
     assert status(s) == 1
     assert cuda.cudaStreamWaitEvent(outside, e, 0) == INVALID_VALUE
@@ -1202,6 +1201,28 @@ def test_a_captured_event_has_no_state_and_no_use_outside():
     assert cuda.cudaEventSynchronize(e) == CAPTURED_EVENT
     ok(cuda.cudaEventRecord(e, outside))
     ok(cuda.cudaEventSynchronize(e))
+
+
+@pytest.mark.parametrize("ask", ["cudaEventQuery", "cudaEventSynchronize"])
+def test_asking_for_a_captured_event_ends_the_capture_in_every_mode(ask):
+    s = stream()
+    ok(cuda.cudaStreamBeginCapture(s, RELAXED))
+    e = mark(s)
+    assert in_mode(RELAXED, lambda: getattr(cuda, ask)(e)) == CAPTURED_EVENT
+    assert status(s) == 2
+    assert end_capture(s) == (CAPTURE_INVALIDATED, 0)
+
+
+def test_a_captured_event_is_told_without_ending_the_capture():
+    s = stream()
+    ok(cuda.cudaStreamBeginCapture(s, RELAXED))
+    e = mark(s)
+    assert cuda.event_captured(e) == CAPTURED_EVENT
+    elapsed = ctypes.c_float()
+    assert cuda.cudaEventElapsedTime(ctypes.addressof(elapsed), e, e) == CAPTURED_EVENT
+    assert status(s) == 1
+    ok(end_capture(s)[0])
+    ok(cuda.event_captured(mark(stream())))
 
 
 def test_a_capture_cannot_wait_for_work_outside():

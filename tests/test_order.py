@@ -5,7 +5,7 @@ import random
 import threading
 
 import pytest
-from fixtures import SYNCED, Memory, after_copy, allocate, differences, needed_by, read, small_layout, write
+from fixtures import HOST, SYNCED, Memory, after_copy, allocate, differences, needed_by, read, small_layout, write
 
 import strata_copy as sc
 from strata_copy import host_runtime, runtime
@@ -18,16 +18,40 @@ any_pair = pytest.mark.parametrize("kinds", PAIRS, ids="-".join)
 any_triple = pytest.mark.parametrize("kinds", TRIPLES, ids="-".join)
 
 
+made = []
+
+
+@pytest.fixture(autouse=True)
+def given_back():
+    """What readers and writers made; the host runtime drops it by itself."""
+    yield
+    while made:
+        free, thing = made.pop()
+        if not HOST:
+            free(thing)
+
+
+def new_stream():
+    made.append((runtime.stream_destroy, runtime.stream_create()))
+    return made[-1][1]
+
+
+def new_event():
+    made.append((runtime.event_destroy, runtime.event_create()))
+    return made[-1][1]
+
+
 class Reader:
     """Work of other code that reads memory on a stream of its own: what it saw is known later."""
 
     def __init__(self):
-        self.stream, self.seen = runtime.stream_create(), []
+        self.stream, self.seen = new_stream(), []
 
     def read(self, memory, layers=None):
         for i, (part, (kind, base, size)) in enumerate(zip(memory.layout.parts, memory.blocks, strict=True)):
             if layers is None or needed_by(part) in layers:
                 copy = allocate("device" if kind == "pinned" else "pinned", 0, size)
+                made.append((runtime.free if kind == "pinned" else runtime.host_free, copy))
                 runtime.memcpy_async(copy, base, size, self.stream)
                 self.seen.append((i, copy, size))
 
@@ -42,8 +66,9 @@ class Writer:
     """Work of other code that writes memory on a stream of its own, late."""
 
     def __init__(self, memory, tag):
-        self.stream, self.event = runtime.stream_create(), runtime.event_create()
+        self.stream, self.event = new_stream(), new_event()
         self.new = Memory(memory.layout, tag, "pinned" if memory.blocks[0][0] == "device" else "device")
+        made.append((Memory.free, self.new))
         for (_, target, size), (_, source, _) in zip(memory.blocks, self.new.blocks, strict=True):
             runtime.memcpy_async(target, source, size, self.stream)
         runtime.event_record(self.event, self.stream)
@@ -82,7 +107,7 @@ def test_a_consumer_behind_wait_done_sees_everything(memory, copier, kinds, seed
 def test_who_overwrites_the_source_behind_wait_source_does_no_harm(memory, copier, kinds, seed):
     source, target = memory(LAYOUT, 1, kinds[0]), memory(LAYOUT, 2, kinds[1])
     ticket = copier.submit(source.state, target.state, upto=UPTO, after=SYNCED)
-    stream = runtime.stream_create()
+    stream = new_stream()
     assert ticket.wait_source(stream)
     for _, base, size in source.blocks:
         runtime.memset_async(base, 0, size, stream)
@@ -103,7 +128,7 @@ def test_without_a_wait_some_seed_is_wrong(wait):
             ticket = copier.submit(source.state, target.state, upto=UPTO, after=SYNCED)
             wanted = after_copy(source, target, UPTO)
             if wait == "wait_source":
-                stream = runtime.stream_create()
+                stream = new_stream()
                 for _, base, size in source.blocks:
                     runtime.memset_async(base, 0, size, stream)
                 runtime.stream_synchronize(stream)
@@ -134,7 +159,7 @@ def test_a_late_reader_of_the_target_that_is_named_sees_the_old_bytes(memory, co
     source, target = memory(LAYOUT, 1, kinds[0]), memory(LAYOUT, 2, kinds[1])
     reader, writer = Reader(), Writer(source, 3)
     reader.read(target)
-    reader.event = runtime.event_create()
+    reader.event = new_event()
     runtime.event_record(reader.event, reader.stream)
     ticket = copier.submit(source.state, target.state, upto=UPTO, after=waits([reader, writer], how))
     assert ticket.sync()
@@ -167,12 +192,11 @@ def test_an_event_may_be_recorded_again_once_submit_is_back(memory, copier, seed
     source, target = memory(LAYOUT, 1), memory(LAYOUT, 2)
     writer = Writer(source, 3)
     ticket = copier.submit(source.state, target.state, upto=UPTO, after=sc.Event(writer.event))
-    later = runtime.stream_create()
+    later = new_stream()
     assert ticket.wait_source(later)
     for _, base, size in source.blocks:
         runtime.memset_async(base, 0, size, later)
     runtime.event_record(writer.event, later)
-    runtime.event_destroy(writer.event)
     assert ticket.sync()
     assert differences(target, after_copy(writer.new, target, UPTO)) == []
 
@@ -249,7 +273,8 @@ def test_a_random_programme_ends_as_if_its_copies_had_run_one_after_the_other(me
             flying.append(ticket)
             how = {"begin": None if begin is None else (begin,)}
             model[y] = after_copy(held[x], held[y], upto, before=model[y], source_bytes=model[x], **how)
-            host_runtime.step(chance.randint(0, 40))
+            if HOST:
+                host_runtime.step(chance.randint(0, 40))
         for ticket in flying:
             assert ticket.sync()
         assert [differences(one, wanted) for one, wanted in zip(held, model, strict=True)] == [[]] * 5
@@ -276,7 +301,7 @@ def test_threads_submit_at_once(memory):
 
     with sc.Copier(tickets=8, layer_events=24) as copier:
         threads = [threading.Thread(target=work, args=pair) for pair in mine]
-        streams = {thread.name: runtime.stream_create() for thread in threads}
+        streams = {thread.name: new_stream() for thread in threads}
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -23,6 +23,29 @@ static cudaError_t driver_pointer_range(const void *address, void **start, size_
     return cudaSuccess;
 }
 
+static CUresult (*event_elapsed)(float *, CUevent, CUevent);
+
+static const strata_cudart *filled;
+
+/* On a thread that has no context yet the driver says nothing. The runtime makes one, and has no error of others to lose there. */
+static CUresult runtime_event_elapsed(cudaEvent_t event) {
+    float ms;
+    cudaError_t code;
+    if (filled->cudaPeekAtLastError() != cudaSuccess) return CUDA_ERROR_INVALID_CONTEXT;
+    code = filled->cudaEventElapsedTime(&ms, event, event);
+    filled->cudaGetLastError();
+    return (CUresult)code;
+}
+
+static cudaError_t driver_event_captured(cudaEvent_t event) {
+    float ms;
+    CUresult code = event_elapsed(&ms, event, event);
+    if (code == CUDA_ERROR_INVALID_CONTEXT) code = runtime_event_elapsed(event);
+    /* The driver looks at captures first; "no timing", "not recorded" and "not complete" are answers of an event that is in none. */
+    if (code == CUDA_SUCCESS || code == CUDA_ERROR_INVALID_HANDLE || code == CUDA_ERROR_NOT_READY) return cudaSuccess;
+    return (cudaError_t)code;
+}
+
 static void *symbol(void *library, const char *name, int *missing) {
     void *found = dlsym(library, name);
     if (found) return found;
@@ -60,7 +83,11 @@ int strata_cudart_load(strata_cudart *table, const char *path, int loaded_only, 
 
     void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     *(void **)&pointer_attribute = driver ? dlsym(driver, "cuPointerGetAttribute") : NULL;
+    *(void **)&event_elapsed = driver ? dlsym(driver, "cuEventElapsedTime") : NULL;
     table->pointer_range = driver_pointer_range;
+    table->event_captured = driver_event_captured;
+    filled = table;
     if (!pointer_attribute) *(void **)&table->pointer_range = (void *)not_supported;
+    if (!event_elapsed) *(void **)&table->event_captured = (void *)not_supported;
     return 0;
 }

@@ -67,6 +67,11 @@ typedef cudaError_t (*strata_device_properties_fn)(void *properties, int device)
  * (cuPointerGetAttribute, RANGE_START_ADDR and RANGE_SIZE); the runtime has no call for it. */
 typedef cudaError_t (*strata_pointer_range_fn)(const void *address, void **start, size_t *size);
 
+/* Whether an event is part of a graph capture, which goes on: cudaErrorCapturedEvent where it is, cudaSuccess where it is not, another
+ * code where that cannot be told. It comes from the driver (cuEventElapsedTime): cudaEventQuery ends the capture to say so, and the
+ * runtime's own call leaves an error on the thread for every event without timing. */
+typedef cudaError_t (*strata_event_captured_fn)(cudaEvent_t event);
+
 /* A member may have its function's name only where that is looked up outside of the struct. */
 #ifdef __cplusplus
 #define STRATA_FIELD(f) __typeof__(&::f) f;
@@ -79,6 +84,7 @@ typedef struct strata_cudart {
 #undef STRATA_FIELD
     strata_device_properties_fn device_properties;
     strata_pointer_range_fn pointer_range;
+    strata_event_captured_fn event_captured;
 } strata_cudart;
 
 #ifdef __cplusplus

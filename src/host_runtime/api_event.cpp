@@ -13,6 +13,12 @@ EventRef find_event(const State &state, cudaEvent_t handle) {
     return found == state.events.end() ? nullptr : found->second;
 }
 
+// A captured event has no state; whoever asks for it ends the capture.
+cudaError_t end_capture_of(const Event &event) {
+    event.capture->invalidated = true;
+    return cudaErrorCapturedEvent;
+}
+
 // An event that was never recorded counts as complete and orders nothing, which is never what the caller means.
 bool recorded(State &state, Function caller, const Event &event) {
     if (!event.mark) state.record.violation(caller, "unrecorded event");
@@ -85,7 +91,7 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
     return Runtime::instance().call(self, kUnsafeInCapture, [&](State &state, ThreadState &, Lock &lock) {
         const EventRef event = find_event(state, handle);
         if (!event) return cudaErrorInvalidResourceHandle;
-        if (event->capture) return cudaErrorCapturedEvent;
+        if (event->capture) return end_capture_of(*event);
         if (!recorded(state, self, *event)) return cudaSuccess;
         const MarkRef mark = event->mark;
         if (!mark->point.reached()) state.engine.make_progress(lock);
@@ -98,7 +104,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
     return Runtime::instance().call(self, kUnsafeInCapture, [&](State &state, ThreadState &, Lock &lock) {
         const EventRef event = find_event(state, handle);
         if (!event) return cudaErrorInvalidResourceHandle;
-        if (event->capture) return cudaErrorCapturedEvent;
+        if (event->capture) return end_capture_of(*event);
         if (!recorded(state, self, *event)) return cudaSuccess;
         const MarkRef mark = event->mark;
         return state.engine.wait(lock, self, mark->point);
@@ -117,6 +123,13 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start_handle, 
         if (!start->mark->point.reached() || !end->mark->point.reached()) return cudaErrorNotReady;
         *milliseconds = std::chrono::duration<float, std::milli>(end->mark->time - start->mark->time).count();
         return cudaSuccess;
+    });
+}
+
+cudaError_t event_captured(cudaEvent_t handle) {
+    return Runtime::instance().driver_call(Function::event_captured, kNeedsContext, [&](State &state) {
+        const EventRef event = find_event(state, handle);
+        return event && event->capture ? cudaErrorCapturedEvent : cudaSuccess;
     });
 }
 

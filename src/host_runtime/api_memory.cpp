@@ -119,7 +119,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const vo
 }
 
 cudaError_t pointer_range(const void *address, void **start, size_t *size) {
-    return Runtime::instance().call(Function::pointer_range, kNeedsContext, [&](State &state, ThreadState &, Lock &) {
+    return Runtime::instance().driver_call(Function::pointer_range, kNeedsContext, [&](State &state) {
         const RangeRef range = state.memory.holding(address);
         if (!start || !size || !range) return cudaErrorInvalidValue;
         *start = range->start;

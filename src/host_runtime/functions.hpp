@@ -13,9 +13,10 @@ enum class Function {
 #undef STRATA_ENUMERATOR
     device_properties,
     pointer_range,
+    event_captured,
 };
 
-constexpr size_t kFunctions = static_cast<size_t>(Function::pointer_range) + 1;
+constexpr size_t kFunctions = static_cast<size_t>(Function::event_captured) + 1;
 
 constexpr const char *kFunctionNames[kFunctions] = {
 #define STRATA_NAME(f) #f,
@@ -23,6 +24,7 @@ constexpr const char *kFunctionNames[kFunctions] = {
 #undef STRATA_NAME
     "device_properties",
     "pointer_range",
+    "event_captured",
 };
 
 inline const char *name(Function function) { return kFunctionNames[static_cast<size_t>(function)]; }

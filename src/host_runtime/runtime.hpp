@@ -79,6 +79,13 @@ public:
         if (code != cudaSuccess && code != cudaErrorNotReady) thread.last_error = code;
         return code;
     }
+    // The same for what comes from the driver, which leaves no last error.
+    template <class Body>
+    cudaError_t driver_call(Function function, unsigned traits, Body body) {
+        Lock lock(mutex);
+        const cudaError_t code = admit(function, traits, enter());
+        return code == cudaSuccess ? body(*state) : code;
+    }
     // The same for the calls that are about the last error and so must not change it.
     cudaError_t last_error(Function function, bool clear);
 

@@ -8,6 +8,7 @@ extern "C" const strata_cudart *host_runtime_table(void) {
 #undef STRATA_ENTRY
             host_runtime::api::device_properties,
         host_runtime::api::pointer_range,
+        host_runtime::api::event_captured,
     };
     return &table;
 }

@@ -197,16 +197,14 @@ cdef int check_waits(Submission *s) noexcept nogil:
 
 
 cdef int check_event(Submission *s, uint32_t i, const Wait *wait) noexcept nogil:
-    """Whether an event is part of a graph capture. cudaEventQuery would end the capture to say so, in any mode; cudaEventElapsedTime
-    says it and leaves the capture whole. Its other codes are about timing, which nobody asked for."""
-    cdef float ms = 0
-    cdef int code = rt.cudaEventElapsedTime(&ms, wait.handle, wait.handle)
-    if is_sticky(code):
-        return cuda_failed(REFUSED, code, "cudaEventElapsedTime", wait.device, &s.guard, s.error)
-    if code != 0 and s.guard.pending == 0:
-        rt.cudaGetLastError()
+    """Before it is touched: a lane that waits for a captured event is drawn into the capture, and its copies with it."""
+    cdef int code = rt.event_captured(wait.handle)
     if code == cudaErrorCapturedEvent:
         return outcome(s.error, REFUSED, REASON_CAPTURE, "wait %u: the event is part of a graph capture", i)
+    if code != 0:
+        s.error.device, s.error.cuda_code = wait.device, code
+        return outcome(s.error, POISONED if is_sticky(code) else REFUSED, REASON_CUDA,
+                       "wait %u: whether the event is part of a graph capture could not be told: %s (%d)", i, rt.cudaGetErrorName(code), code)
     return OK
 
 

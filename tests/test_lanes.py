@@ -1,0 +1,170 @@
+"""How a copy is spread over streams: chunks that leave gaps, layers dealt by bytes, and the order within."""
+
+from collections import Counter
+from itertools import accumulate, groupby
+
+import pytest
+from fixtures import SYNCED, after_copy, differences, needed_by, small_layout
+
+import strata_copy as sc
+from strata_copy import host_runtime
+
+pytestmark = pytest.mark.host
+LAYOUT = small_layout("fp16")
+UPTO = 77
+
+
+def executed(plan, *marks):
+    """(stream, bytes) of each copy of submits in the order in which they were executed, without the words that tell the end: those
+    have a stream of their own."""
+    before = len(host_runtime.log())
+    tickets = [plan.submit(upto, after=SYNCED) for upto in marks]
+    assert all(ticket.sync() for ticket in tickets)
+    copies = [(stream, size) for _, stream, size in host_runtime.log()[before:]]
+    others = {stream for stream, size in copies if size != 8}
+    return [copy for copy in copies if copy[0] in others]
+
+
+@pytest.mark.parametrize("chunk", [100, 1000, 4096, 50000])
+@pytest.mark.parametrize("kinds", [("device", "pinned"), ("pinned", "device")], ids="-".join)
+def test_a_long_copy_changes_streams_after_every_chunk_and_stays_in_order(memory, kinds, chunk, seed):
+    source, target = memory(LAYOUT, 1, kinds[0]), memory(LAYOUT, 2, kinds[1])
+    with sc.Copier(tickets=2, layer_events=24, chunk=chunk) as copier:
+        plan = copier.plan(source.state, target.state)
+        copies = executed(plan, UPTO)
+    runs = [(stream, sum(size for _, size in run)) for stream, run in groupby(copies, key=lambda copy: copy[0])]
+    assert [size for _, size in runs[:-1]] == [chunk] * (len(runs) - 1)
+    assert 0 < runs[-1][1] <= chunk
+    assert len({stream for stream, _ in runs}) == min(2, len(runs))
+    # Pieces in order fill the extents in order: every extent ends where a piece ends.
+    ends = [width * rows for _, _, width, rows, _, _ in plan.extents(UPTO)]
+    assert set(accumulate(ends)) <= set(accumulate(size for _, size in copies))
+    assert sum(ends) == sum(size for _, size in copies)
+    assert differences(target, after_copy(source, target, UPTO)) == []
+
+
+def test_chunks_go_on_from_ticket_to_ticket(memory, seed):
+    """Small copies, one after the other, leave their gaps too."""
+    source, target = memory(LAYOUT, 1), memory(LAYOUT, 2, "pinned")
+    total = LAYOUT.bytes_at([5])
+    with sc.Copier(tickets=4, layer_events=24, chunk=total * 3 // 2) as copier:
+        plan = copier.plan(source.state, target.state)
+        copies = executed(plan, 5, 5, 5, 5)
+    runs = [sum(size for _, size in run) for _, run in groupby(copies, key=lambda copy: copy[0])]
+    assert runs == [total * 3 // 2, total * 3 // 2, total * 4 - total * 3 // 2 * 2]
+
+
+def test_rows_of_a_strided_copy_are_chunked_whole(memory, seed):
+    layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=100, growth=sc.Growth.linear())])
+    source, target = memory(layout, 1, lambda i, part: {"stride": 160}), memory(layout, 2, "pinned")
+    with sc.Copier(tickets=2, layer_events=4, chunk=250) as copier:
+        copies = executed(copier.plan(source.state, target.state), 9)
+    runs = [sum(size for _, size in run) for _, run in groupby(copies, key=lambda copy: copy[0])]
+    assert sum(runs) == 900
+    assert all(size % 100 == 0 and size <= 300 for size in runs)
+    assert differences(target, after_copy(source, target, 9)) == []
+
+
+def test_layers_within_a_device_are_dealt_to_lanes_by_bytes(memory):
+    """Every layer on one lane: the one with the fewest bytes so far."""
+    sizes = [100 + 7 * layer + (5000 if layer % 4 == 3 else 0) for layer in range(24)]
+    layout = sc.Layout(
+        [sc.Part(name="s", layer=layer, unit_bytes=size, growth=sc.Growth.state()) for layer, size in enumerate(sizes)]
+    )
+    source, target = memory(layout, 1), memory(layout, 2)
+    with sc.Copier(tickets=2, layer_events=24) as copier:
+        copies = executed(copier.plan(source.state, target.state), 1)
+    streams = {stream for stream, _ in copies}
+    assert 4 <= len(streams) <= 16
+    lanes = [[] for _ in streams]
+    for size in sizes:
+        min(lanes, key=sum).append(size)
+    found = sorted([size for on, size in copies if on == stream] for stream in streams)
+    assert found == sorted(lanes)
+
+
+@pytest.mark.parametrize("kinds", [("device", "device"), ("device", "pinned")], ids="-".join)
+def test_all_bytes_of_a_layer_go_on_one_lane(memory, copier, kinds):
+    source, target = memory(LAYOUT, 1, kinds[0]), memory(LAYOUT, 2, kinds[1])
+    plan = copier.plan(source.state, target.state)
+    copies = executed(plan, UPTO)
+    extents = plan.extents(UPTO)
+    assert len(copies) == len(extents)
+    layers = Counter(parts_in_order(LAYOUT, [extent], target)[0].layer for extent in extents)
+    by_stream = Counter(stream for stream, _ in copies)
+    if kinds[1] == "device":    # as many lanes as layers, and so one for each
+        assert sorted(by_stream.values()) == sorted([layers[-1] + layers[0], layers[1], layers[2], layers[3]])
+    else:
+        assert len(by_stream) == 1
+
+
+def parts_in_order(layout, extents, target):
+    order = []
+    for address, *_ in extents:
+        i = next(
+            i
+            for i, (_, base, size) in enumerate(target.blocks)
+            if base <= address < base + size
+        )
+        if not order or order[-1] != i:
+            order.append(i)
+    return [layout.parts[i] for i in order]
+
+
+def test_parts_move_layer_by_layer_the_sessions_before_the_first_layer_that_needs_them(memory, copier):
+    state = sc.Growth.state()
+    fields = [
+        ("late", 2, None, 0), ("row", 0, None, 0), ("k", 1, None, 0), ("window", -1, None, 0), ("extra", 1, None, -1),
+        ("table", -1, 2, 5), ("early", 2, 0, 0),
+    ]  # fmt: skip
+    layout = sc.Layout(
+        [
+            sc.Part(name=name, layer=layer, needed_by=needed, order=order, unit_bytes=16 + n, growth=state)
+            for n, (name, layer, needed, order) in enumerate(fields)
+        ]
+    )
+    source, target = memory(layout, 1), memory(layout, 2, "pinned")
+    extents = copier.plan(source.state, target.state).extents(1)
+    parts = parts_in_order(layout, extents, target)
+    assert [part.name for part in parts] == ["window", "row", "early", "extra", "k", "table", "late"]
+    assert [needed_by(part) for part in parts] == [0, 0, 0, 1, 1, 2, 2]
+
+
+def test_a_patch_is_executed_behind_the_rows_of_its_part(memory, copier, seed):
+    source, target = memory(LAYOUT, 1), memory(LAYOUT, 2, "pinned")
+    plan = copier.plan(source.state, target.state)
+    extents = plan.extents(UPTO)
+    sizes = [width * rows for _, _, width, rows, _, _ in extents]
+    assert [size for _, size in executed(plan, UPTO)] == sizes
+    for layer in (1, 3):
+        rows = source.address(layer, "pooled"), target.address(layer, "pooled")
+        patch = source.address(layer, "idx_dead"), rows[1] + (UPTO // 4) * 512
+        order = [(source_, target_) for target_, source_, *_ in extents]
+        assert order.index(patch) == order.index(rows) + 1
+
+
+def test_a_mixed_plan_uses_a_lane_for_each_route(memory):
+    layout = LAYOUT
+
+    def where(side):
+        kinds = [("device", "device"), ("device", "pinned"), ("pinned", "device"), ("pinned", "pinned")]
+        return lambda i, part: {"kind": kinds[i % 4][side]}
+
+    source, target = memory(layout, 1, where(0)), memory(layout, 2, where(1))
+    with sc.Copier(tickets=2, layer_events=24) as copier:
+        plan = copier.plan(source.state, target.state)
+        assert plan.routes() == {("local", 0), ("out", 0), ("in", 0), ("host", 0)}
+        streams = {stream for stream, _ in executed(plan, UPTO)}
+    assert len(streams) >= 4
+    assert differences(target, after_copy(source, target, UPTO)) == []
+
+
+def test_each_device_carries_its_own_parts(memory, second_device):
+    layout = LAYOUT
+    source = memory(layout, 1, lambda i, part: {"device": i % 2})
+    target = memory(layout, 2, "pinned")
+    with sc.Copier((0, second_device), tickets=2, layer_events=24) as copier:
+        plan = copier.plan(source.state, target.state)
+        assert plan.routes() == {("out", 0), ("out", second_device)}
+        assert len({stream for stream, _ in executed(plan, UPTO)}) == 2
+    assert differences(target, after_copy(source, target, UPTO)) == []
