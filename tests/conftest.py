@@ -8,9 +8,9 @@ With CUDA it runs once; what needs the host runtime is deselected then, and noth
 import gc
 
 import pytest
-from fixtures import HOST, KIND, Held, Memory, Scene
 
 import strata_copy as sc
+from fixtures import HOST, KIND, Held, Memory, Scene
 from strata_copy import host_runtime, runtime
 
 SHORT_SEEDS, LONG_SEEDS = 20, 200

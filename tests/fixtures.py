@@ -4,8 +4,8 @@ import os
 
 import numpy as np
 import pytest
-import reference
 
+import reference
 import strata_copy as sc
 from strata_copy import host_runtime, runtime
 

@@ -3,9 +3,9 @@
 import threading
 
 import pytest
-from fixtures import SYNCED, after_copy, differences, small_layout
 
 import strata_copy as sc
+from fixtures import SYNCED, after_copy, differences, small_layout
 from strata_copy import runtime
 
 GLOBAL, THREAD_LOCAL, RELAXED = range(3)

@@ -43,6 +43,7 @@ def test_info_says_what_was_found():
     for number, device in enumerate(found["devices"]):
         assert device["device"] == number
         assert device["name"]
+        assert device["pci_bus_id"]
         assert 0 < device["free"] <= device["memory"]
 
 

@@ -5,9 +5,9 @@ Memory is checked twice: against the patterns of rig.Session by its own arithmet
 
 import numpy as np
 import pytest
-from fixtures import CAPACITY, KINDS, PAGES, after_copy, differences, small_layout, untouched
 
 import strata_copy as sc
+from fixtures import CAPACITY, KINDS, PAGES, after_copy, differences, small_layout, untouched
 from strata_copy import host_runtime, rig, runtime, save_path
 
 LENGTHS = [0, 1, 3, 4, 5, 63, 64, 65, 96]

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-import reference
-from fixtures import Memory, needed_by, small_layout
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import reference
 import strata_copy as sc
+from fixtures import Memory, needed_by, small_layout
 from strata_copy import host_runtime, runtime
 
 pytestmark = pytest.mark.host

@@ -1,11 +1,13 @@
 """Every CUDA call of a submit fails in turn: before the first copy call nothing is written, from it on the target is INVALID, and
 either way the next copy is whole."""
 
-import pytest
-import reference
-from fixtures import SYNCED, after_copy, differences, small_layout, untouched
+import pickle
 
+import pytest
+
+import reference
 import strata_copy as sc
+from fixtures import SYNCED, after_copy, differences, small_layout, untouched
 from strata_copy import host_runtime, runtime
 
 pytestmark = pytest.mark.host
@@ -210,6 +212,8 @@ def test_a_copy_that_fails_in_flight_takes_its_readers_along(memory, ask):
         for ticket in (failing, reader):
             assert isinstance(ticket.error, sc.Failed)
             assert ticket.error.call == "cudaEventQuery"
+            assert ticket.error is ticket.error
+            assert pickle.loads(pickle.dumps(ticket.error)).fields == ticket.error.fields
             with pytest.raises(sc.Failed):
                 ticket.poll()
             with pytest.raises(sc.Failed):

@@ -4,9 +4,9 @@ from collections import Counter
 from itertools import accumulate, groupby
 
 import pytest
-from fixtures import SYNCED, after_copy, differences, needed_by, small_layout
 
 import strata_copy as sc
+from fixtures import SYNCED, after_copy, differences, needed_by, small_layout
 from strata_copy import host_runtime
 
 pytestmark = pytest.mark.host

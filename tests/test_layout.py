@@ -8,12 +8,12 @@ import sys
 import textwrap
 
 import pytest
-import reference
-from fixtures import needed_by, small_layout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import reference
 import strata_copy as sc
+from fixtures import needed_by, small_layout
 from strata_copy import presets
 
 LINEAR = sc.Growth.linear()

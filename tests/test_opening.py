@@ -7,9 +7,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from fixtures import KIND, SYNCED, after_copy, differences, small_layout, untouched
 
 import strata_copy as sc
+from fixtures import KIND, SYNCED, after_copy, differences, small_layout, untouched
 from strata_copy import host_runtime, runtime
 
 INVALID_VALUE = 1

@@ -5,9 +5,9 @@ import random
 import threading
 
 import pytest
-from fixtures import HOST, SYNCED, Memory, after_copy, allocate, differences, needed_by, read, small_layout, write
 
 import strata_copy as sc
+from fixtures import HOST, SYNCED, Memory, after_copy, allocate, differences, needed_by, read, small_layout, write
 from strata_copy import host_runtime, runtime
 
 LAYOUT = small_layout("int8")

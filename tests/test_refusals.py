@@ -5,10 +5,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-from fixtures import SYNCED, allocate, small_layout
-from fixtures import SCENE_LAYOUT as LAYOUT
 
 import strata_copy as sc
+from fixtures import SCENE_LAYOUT as LAYOUT
+from fixtures import SYNCED, allocate, small_layout
 from strata_copy import runtime
 
 CASES = {}

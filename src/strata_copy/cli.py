@@ -74,7 +74,8 @@ def info(as_json: bool) -> None:
     STRATA_COPY_RUNTIME=cuda or host asks for one; else CUDA is tried, and the host runtime used without it.
     """
     why = open_runtime()
-    found = {**runtime.describe(), "why": why, "devices": list(devices())}
+    listed = list(devices())
+    found = {**runtime.describe(), "why": why, "devices": listed}
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
@@ -84,9 +85,9 @@ def info(as_json: bool) -> None:
     click.echo(f"versions    runtime {found['runtime']}, driver {found['driver'] or 'none'}")
     if found["missing"]:
         click.echo(f"            {found['missing']} functions are missing from the library")
-    for device in devices():
-        number, name, memory, free = device.values()
-        click.echo(f"device {number}    {name}, {memory:,} bytes, {free:,} free")
+    for device in listed:
+        number, name, bus_id, memory, free = device.values()
+        click.echo(f"device {number}    {name}, {bus_id}, {memory:,} bytes, {free:,} free")
 
 
 @main.command()
@@ -157,7 +158,8 @@ def devices() -> Iterator[dict[str, object]]:
     for device in range(runtime.device_count()):
         runtime.set_device(device)
         free, total = runtime.memory_info()
-        yield {"device": device, "name": runtime.device_name(device), "memory": total, "free": free}
+        name, bus_id = runtime.device_name(device), runtime.pci_bus_id(device)
+        yield {"device": device, "name": name, "pci_bus_id": bus_id, "memory": total, "free": free}
     runtime.set_device(before)
 
 

@@ -72,6 +72,14 @@ def device_name(int device):
         c_free(properties)
 
 
+def pci_bus_id(int device):
+    """Domain, bus, device and function of a device, as in "0000:65:00.0"."""
+    cdef char text[32]
+    require_runtime()
+    _check(rt.cudaDeviceGetPCIBusId(text, sizeof(text), device), "cudaDeviceGetPCIBusId")
+    return text.decode()
+
+
 def get_device():
     cdef int device = -1
     require_runtime()

@@ -17,8 +17,13 @@ from strata_copy.lanes cimport pthread_mutex_lock, pthread_mutex_unlock
 from strata_copy.plan cimport PlanData, plan_drop
 from strata_copy.states cimport StateData
 
+
+cdef extern from "sched.h" nogil:
+    int sched_yield()
+
 cdef enum:
     NAP_NS = 20000          # between two looks at a word
+    AWAKE_NS = 2000000      # how long sync looks without napping
 
 
 cdef Slot *pin(Ticket ticket) noexcept nogil:
@@ -117,21 +122,26 @@ cdef int tickets_finished(CopierData *copier, Ticket *out, int32_t n) noexcept n
 
 
 cdef int ticket_sync(Ticket ticket, int64_t timeout_ns, Error *error) noexcept nogil:
-    """Looks at the word, then asks CUDA, then naps: the word may be lost with a device that failed, and a runtime that executes only
-    when it must gets to execute."""
+    """Looks at the word, yielding the processor at first and napping later: a nap takes longer than a short copy. Now and then CUDA is
+    asked: the word may be lost with a device that failed, and a runtime that executes only when it must gets to execute."""
     cdef CopierData *copier = the_copier()
     cdef Slot *slot = pin(ticket)
-    cdef int64_t until = now() + timeout_ns
+    cdef int64_t began = now(), at = began, ask_at = began
     cdef int status
     if slot == NULL:
         return no_ticket(ticket, error)
     while True:
         status = slot_status(copier, slot)
-        if status == AGAIN:
+        if status == AGAIN and at >= ask_at:
             status = ask(copier, slot, error)
-        if status != AGAIN or (timeout_ns >= 0 and now() >= until):
+            ask_at = at + NAP_NS
+        at = now()
+        if status != AGAIN or (timeout_ns >= 0 and at >= began + timeout_ns):
             break
-        nap()
+        if at < began + AWAKE_NS:
+            sched_yield()
+        else:
+            nap()
     if status < OK:
         error[0] = slot.error
     unpin(slot)
