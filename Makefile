@@ -35,7 +35,7 @@ lint: $(VENV)/built $(VENV)/linters hints
 hints: $(VENV)/linters
 	@mkdir -p build/hints
 	@for f in $(PYX); do \
-	    $(RUN)/cython -3 -I src -I . --module-name strata_copy.$$(basename $$f .pyx | sed 's/^strata_copy$$/_core/') \
+	    $(RUN)/cython -3 $$(case $$f in *host_runtime.pyx) echo --cplus;; esac) -I src -I . --module-name strata_copy.$$(basename $$f .pyx | sed 's/^strata_copy$$/_core/') \
 	        -X cdivision=True -X annotation_typing=False -o build/hints/$$(basename $$f).c $$f >build/hints/log 2>&1 || { cat build/hints/log; exit 1; }; \
 	    if grep -q "performance hint" build/hints/log; then cat build/hints/log; exit 1; fi; \
 	done; echo "no performance hints"

@@ -28,7 +28,8 @@ from strata_copy.raising cimport raise_error
 from strata_copy.states cimport MAX_TICKETS, StateData, check_places, state_drop, state_new
 from strata_copy.submit cimport adopt_plan, submit_plan
 from strata_copy.tickets cimport (
-    end_all, free_all, reset_state, ticket_look, ticket_poll, ticket_release, ticket_sync, ticket_wait_done, ticket_wait_layer, tickets_finished,
+    end_all, free_all, reset_state, ticket_look, ticket_poll, ticket_release, ticket_sync, ticket_wait_done, ticket_wait_layer,
+    tickets_finished,
 )
 from strata_copy.values cimport RequestValues, fill_place, fill_request
 

@@ -22,7 +22,7 @@ class Setting:
         self.tokens = QUICK if quick else FULL
         self.device_name = runtime.device_name(0)
         self.copier = Copier((0,))
-        self.streams = [runtime.stream_create() for _ in range(4)]
+        self.streams = [runtime.stream_create() for _ in range(8)]
         self.ceilings = Ceilings(64 << 20, 32 << 20) if quick else Ceilings(2 << 30, 1 << 30)
         self.reached: dict[Session, int] = {}  # the most tokens that were copied into each target since it was filled
         self._sessions: dict[tuple[str, str, str], Session] = {}

@@ -10,7 +10,7 @@ from strata_copy.cudart cimport cudaMemcpyDefault, cudaStream_t, rt
 
 cdef enum:
     MAX_AT_ONCE = 4
-    MAX_STREAMS = 4
+    MAX_STREAMS = 8
 
 
 def by_library(plans, int64_t upto, size_t stream, int repetitions, int warm_up, bint napping=False):

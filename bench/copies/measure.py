@@ -24,7 +24,8 @@ def run(setting: Setting, long: bool = True) -> Result:
         tokens = setting.tokens[length]
         local = Case(setting, slot, other, tokens)
         bench.measure(f"slot -> slot, int8, {tokens} tokens", [local], "d2d", goal)
-        bench.measure(f"the same by four bare streams, {tokens} tokens", [local], "d2d", None, bare=4)
+        for streams in (4, 8):
+            bench.measure(f"the same by {streams} bare streams, {tokens} tokens", [local], "d2d", None, bare=streams)
     out, back = Case(setting, slot, image, tokens), Case(setting, pinned, other, tokens)
     bench.measure(f"slot -> pinned, int8, {tokens} tokens", [out], "d2h", PINNED)
     bench.measure("the same by one bare stream, slot -> pinned", [out], "d2h", None, bare=1)

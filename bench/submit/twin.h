@@ -7,7 +7,7 @@
 #include "extents.h"
 #include "table.h"
 
-enum { TWIN_LANES = 4, TWIN_CELLS = 256 };
+enum { TWIN_LANES = 8, TWIN_CELLS = 256 }; /* as many as the library takes within a device */
 
 typedef struct {
     const strata_cudart *rt;

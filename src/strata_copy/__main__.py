@@ -2,4 +2,5 @@
 
 from strata_copy.cli import main
 
-main()
+if __name__ == "__main__":
+    main()

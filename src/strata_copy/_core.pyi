@@ -2,6 +2,8 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from typing_extensions import disjoint_base
+
 from strata_copy.errors import CopyError
 from strata_copy.layout import Layout
 from strata_copy.places import CallerSynced, Event, Place, Stream
@@ -16,6 +18,7 @@ class Progress(NamedTuple):
     submit_seconds: float
     seconds: float
 
+@disjoint_base
 class State:
     layout: Layout
     places: tuple[Place, ...]
@@ -31,6 +34,7 @@ class State:
     def busy(self) -> bool: ...
     def reset(self) -> None: ...
 
+@disjoint_base
 class Plan:
     sources: dict[str, State]
     target: State
@@ -56,6 +60,7 @@ class Plan:
         self, upto: int | Iterable[int], begin: int | Iterable[int] | None = None
     ) -> list[tuple[int, int, int, int, int, int]]: ...
 
+@disjoint_base
 class Copier:
     devices: tuple[int, ...]
     def __init__(
@@ -93,6 +98,7 @@ class Copier:
     ) -> Ticket | None: ...
     def finished(self) -> list[Ticket]: ...
 
+@disjoint_base
 class Ticket:
     plan: Plan
     value: int

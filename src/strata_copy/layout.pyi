@@ -1,10 +1,13 @@
 from collections.abc import Iterable
 from os import PathLike
 
+from typing_extensions import disjoint_base
+
 from strata_copy.parts import Part, Patch
 
 ENCODING: int
 
+@disjoint_base
 class Layout:
     parts: tuple[Part, ...]
     patches: tuple[Patch, ...]
@@ -35,5 +38,5 @@ class Layout:
     def units(self, part: int, marks: Iterable[int]) -> int: ...
     def bytes_at(self, marks: Iterable[int]) -> int: ...
     def difference(self, other: Layout) -> str: ...
-    def __eq__(self, other: object) -> bool: ...
+    def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...

@@ -190,8 +190,8 @@ def _check(layout):
         seen.add((part.layer, part.name))
     patched = set()
     for patch in layout.patches:
-        part = layout.parts[layout_index(layout, patch, patch.part)]
-        source = layout.parts[layout_index(layout, patch, patch.source)]
+        part = layout.parts[_part_index(layout, patch, patch.part)]
+        source = layout.parts[_part_index(layout, patch, patch.source)]
         if part.growth.rule != "linear":
             _refuse(part, "a patch sets the last unit of a linear part")
         if source.growth.rule not in ("const", "state"):
@@ -205,7 +205,7 @@ def _check(layout):
         patched.add((patch.layer, patch.part))
 
 
-def layout_index(layout, patch, name):
+def _part_index(layout, patch, name):
     for i, part in enumerate(layout.parts):
         if part.layer == patch.layer and part.name == name:
             return i
@@ -335,8 +335,8 @@ cdef LayoutData *_build(Layout layout) except NULL:
         _build_part(layout, part, &data.parts[i])
         data.patch_of[i] = -1
     for i, patch in enumerate(layout.patches):
-        data.patches[i].part = layout_index(layout, patch, patch.part)
-        data.patches[i].source_part = layout_index(layout, patch, patch.source)
+        data.patches[i].part = _part_index(layout, patch, patch.part)
+        data.patches[i].source_part = _part_index(layout, patch, patch.source)
         data.patch_of[data.patches[i].part] = i
 
     # Layer by layer; in a layer the session's parts that it needs, then by `order`, then as they were listed.

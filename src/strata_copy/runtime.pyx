@@ -16,9 +16,7 @@ from strata_copy.cudart cimport (
     cudaPointerAttributes, cudaStreamCaptureMode, cudaStreamCaptureStatus, cudaStreamNonBlocking, cudaStream_t, require_runtime, rt,
 )
 
-from strata_copy.cudart import RuntimeUnavailable, describe, open_runtime
-
-__all__ = ["CudaError", "RuntimeUnavailable", "describe", "open"]
+from strata_copy.cudart import RuntimeUnavailable, describe, open_runtime  # no-cython-lint: they belong here for users
 
 
 class CudaError(RuntimeError):

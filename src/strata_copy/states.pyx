@@ -217,7 +217,8 @@ cdef int64_t span(const PlaceSpec *place, const PartSpec *part) noexcept nogil:
     return bytes
 
 
-cdef int check_memory(const PlaceSpec *place, const PartSpec *part, size_t at, size_t start, const Guard *guard, Error *error) noexcept nogil:
+cdef int check_memory(const PlaceSpec *place, const PartSpec *part, size_t at, size_t start, const Guard *guard,
+                      Error *error) noexcept nogil:
     """Whether CUDA says of one byte what the place says."""
     cdef cudaPointerAttributes found
     cdef int wanted = (cudaMemoryTypeDevice if place.kind == DEVICE else

@@ -204,7 +204,8 @@ cdef int check_event(Submission *s, uint32_t i, const Wait *wait) noexcept nogil
     if code != 0:
         s.error.device, s.error.cuda_code = wait.device, code
         return outcome(s.error, POISONED if is_sticky(code) else REFUSED, REASON_CUDA,
-                       "wait %u: whether the event is part of a graph capture could not be told: %s (%d)", i, rt.cudaGetErrorName(code), code)
+                       "wait %u: whether the event is part of a graph capture could not be told: %s (%d)", i, rt.cudaGetErrorName(code),
+                       code)
     return OK
 
 
