@@ -7,6 +7,7 @@ RUN := $(VENV)/bin
 SOURCES := pyproject.toml setup.py cuda_headers.py strata_copy.pyx $(wildcard include/*.h src/cudart/* src/host_runtime/* \
            src/strata_copy/*.pyx src/strata_copy/*.pxd)
 PYX := strata_copy.pyx $(wildcard src/strata_copy/*.pyx)
+LINTED := $(PYX) $(wildcard src/strata_copy/*.pxd bench/*/*.pyx bench/*/*.pxd tests/consumer/*.pyx)
 
 .PHONY: help demo test test-full lint hints gpu clean
 
@@ -26,7 +27,7 @@ test-full: $(VENV)/built
 # make lint    what CI checks besides the tests
 lint: $(VENV)/built $(VENV)/linters hints
 	$(RUN)/ruff check .
-	$(RUN)/cython-lint $(PYX) $(wildcard src/strata_copy/*.pxd)
+	$(RUN)/cython-lint $(LINTED)
 	$(RUN)/codespell --skip '.venv,build,*.so,*.json' README.md CONTRIBUTING.md CHANGELOG.md docs src include tests bench strata_copy.pyx
 	$(RUN)/mypy src/strata_copy
 	$(RUN)/python -m mypy.stubtest strata_copy --allowlist tests/stubtest-allowlist.txt

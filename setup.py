@@ -42,7 +42,8 @@ def extension(name: str, *sources: str, language: str = "c") -> Extension:
         language=language,
         libraries=["dl"],
         extra_compile_args=[*flags, "-std=c++17" if language == "c++" else "-std=gnu11"],
-        extra_link_args=["-pthread"],
+        # What the compiler links in statically stays inside.
+        extra_link_args=["-pthread", "-Wl,--exclude-libs,ALL"],
     )
     ext.cython_include_dirs = ["src"]
     ext.cython_c_in_temp = True

@@ -22,7 +22,7 @@ from strata_copy.lanes cimport MAX_DEVICES, CopierData, the_copier
 from strata_copy.layout cimport MAX_GROUPS, Layout, LayoutData
 from strata_copy.opening cimport close_on_thread, open_on_thread
 from strata_copy.plan cimport (
-    MAX_SOURCES, Emission, Extent, PlanData, Units, emit_end, emit_part, plan_drop, plan_new, units_to_move,
+    MAX_SOURCES, Emission, Extent, PlanData, Units, emit_bundle, emit_end, emit_part, plan_drop, plan_new, units_to_move,
 )
 from strata_copy.raising cimport raise_error
 from strata_copy.states cimport MAX_TICKETS, StateData, check_places, state_drop, state_new
@@ -173,7 +173,8 @@ cdef class Plan:
     def extents(self, upto, begin=None):
         """What a submit would copy: a list of (target, source, width, rows, target_pitch, source_pitch), in bytes, in order.
 
-        Extents of a layer are merged where they follow each other. Nothing is copied. Raises Refused as submit does.
+        Extents of a layer are merged where they follow each other; small parts of many layers that lie evenly spaced are one extent,
+        before the first layer. Nothing is copied. Raises Refused as submit does.
         """
         cdef Error error
         cdef RequestValues values
@@ -192,6 +193,12 @@ cdef class Plan:
             if units_to_move(self.data, &values.request, units, &bytes, &error) != OK:
                 raise_error(&error)
             emission.take, emission.sink, emission.pending.rows = collect, <void *>found, 0
+            for i in range(self.data.n_bundles):
+                if emit_bundle(&emission, self.data, &values.request, &self.data.bundles[i],
+                               &units[self.data.bundles[i].part]) != OK:
+                    raise MemoryError
+            if emit_end(&emission) != OK:
+                raise MemoryError
             for layer in range(layout.n_layers):
                 for k in range(layout.first[layer], layout.first[layer + 1]):
                     i = layout.order[k]

@@ -1,9 +1,8 @@
-"""Opens the runtime that the tests run on, the host runtime unless STRATA_COPY_RUNTIME=cuda, and looks after each test whether it
-left something behind.
+"""Opens the runtime that the tests run on, the host runtime unless STRATA_COPY_RUNTIME=cuda, and looks after each test
+whether it left something behind.
 
-A test that takes `seed` runs in the host runtime's scheduled mode, once for each seed: 20 in the short tier, 200 in the long one.
-With CUDA it runs once; what needs the host runtime is deselected then, and nothing is skipped.
-"""
+A test that takes `seed` runs in the host runtime's scheduled mode, once for each seed: 20 in the short tier, 200 in
+the long one. With CUDA it runs once; what needs the host runtime is deselected then, and nothing is skipped."""
 
 import gc
 
@@ -19,13 +18,23 @@ SHORT_SEEDS, LONG_SEEDS = 20, 200
 collect_ignore = [] if HOST else ["test_host_runtime.py", "test_layout.py", "test_extents.py"]
 
 
-def pytest_addoption(parser):
+def pytest_addoption(parser, pluginmanager):
+    if not pluginmanager.has_plugin("timeout"):  # a machine with a GPU and no network may lack pytest-timeout
+        parser.addini("timeout", "seconds after which pytest-timeout ends a test")
     parser.addoption("--no-skips", action="store_true", help="a skipped test fails the run")
+
+
+def pytest_configure(config):
+    if not config.pluginmanager.has_plugin("timeout"):
+        config.addinivalue_line("markers", "timeout(seconds): of pytest-timeout")
 
 
 def pytest_generate_tests(metafunc):
     if "seed" in metafunc.fixturenames:
-        seeds = [*range(SHORT_SEEDS), *(pytest.param(s, marks=pytest.mark.long) for s in range(SHORT_SEEDS, LONG_SEEDS))]
+        seeds = [
+            *range(SHORT_SEEDS),
+            *(pytest.param(s, marks=pytest.mark.long) for s in range(SHORT_SEEDS, LONG_SEEDS)),
+        ]
         metafunc.parametrize("seed", seeds if HOST else [0])
 
 
@@ -63,7 +72,7 @@ def close_copiers():
     try:
         sc.Copier(tickets=1, layer_events=1).close()
     except sc.CopyError:
-        return False        # a dead device
+        return False  # a dead device
     except RuntimeError:
         for left in [thing for thing in gc.get_objects() if isinstance(thing, sc.Copier)]:
             left.close()
@@ -78,7 +87,8 @@ def opened_runtime():
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request, opened_runtime):
-    """Each test starts on a runtime as new, and ends without a violation of CUDA's contracts and without an open copier."""
+    """Each test starts on a runtime as new, and ends without a violation of CUDA's contracts and without an open
+    copier."""
     names = request.fixturenames
     start_anew(request.getfixturevalue("seed") if "seed" in names else 0 if "held" in names else None)
     yield
@@ -101,7 +111,7 @@ def memory():
         return made[-1]
 
     yield make
-    if not HOST:        # the host runtime drops everything by itself
+    if not HOST:  # the host runtime drops everything by itself
         for one in made:
             one.free()
 

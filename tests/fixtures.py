@@ -1,6 +1,7 @@
 """A small conversation in five K/V formats, and memory for it that knows what it should hold."""
 
 import os
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ KIND = os.environ.get("STRATA_COPY_RUNTIME") or "host"
 HOST = KIND == "host"
 CAPACITY = 96
 GUARD = 512
+ALIGNMENT = 256
 
 # Bytes of one page: four cells of two heads of 256 values, codes and scales apart.
 PAGES = {
@@ -47,28 +49,29 @@ def attention(layer, format):
     ]
 
 
-def small_layout(format="k8v4", *, draft=False, identity=b""):
-    """Layers 0 and 2 are recurrent, 1 and 3 attention; the session has a window of its own. Layer 4 is the draft's, with a group
-    and a mark of its own."""
+def small_layout(format="k8v4", *, layers=4, draft=False, identity=b""):
+    """Layers 0, 2, ... are recurrent, 1, 3, ... attention; the session has a window of its own. The layer behind them is the
+    draft's, with a group and a mark of its own."""
     parts = [sc.Part(name="window", layer=-1, unit_bytes=360, growth=sc.Growth.state())]
-    for layer in range(4):
+    for layer in range(layers):
         if layer % 2:
             parts += attention(layer, format)
         else:
             parts.append(sc.Part(name="recurrent", layer=layer, unit_bytes=1192, growth=sc.Growth.state()))
     if draft:
-        parts += pages(4, "int8" if format == "k8v4" else format, "draft", 1)
+        parts += pages(layers, "int8" if format == "k8v4" else format, "draft", 1)
     return sc.Layout(
         parts,
         marks=("tokens", "draft") if draft else ("tokens",),
         format=format,
         identity=identity,
-        patches=[sc.Patch(layer=layer, part="pooled", source="idx_dead") for layer in (1, 3)],
+        patches=[sc.Patch(layer=layer, part="pooled", source="idx_dead") for layer in range(1, layers, 2)],
     )
 
 
 def write(address, values):
-    """Puts bytes into memory of any kind. On the host runtime they are there at once, and nothing that is queued is executed."""
+    """Puts bytes into memory of any kind. On the host runtime they are there at once, and nothing that is queued is
+    executed."""
     if HOST:
         runtime.view(address, values.size)[:] = values
     else:
@@ -94,24 +97,34 @@ def allocate(kind, device, size):
 
 
 class Memory:
-    """Memory of one state: an allocation for each part, guards on both sides, every byte of it a pattern of its own.
+    """Memory of one state: for each part a block with guards on both sides, every byte of it a pattern of its own.
 
-    tag: two memories with different tags hold different patterns. where: kind of all places, or a function of (number, part) that
-    returns the fields of that part's Place.
+    tag: two memories with different tags hold different patterns. where: kind of all places, or a function of (number, part)
+    that returns the fields of that part's Place. together: in one allocation, block behind block, layers evenly spaced; else each
+    block is an allocation, as where a function says where.
     """
 
-    def __init__(self, layout, tag, where="device", marks=None, device=0):
+    def __init__(self, layout, tag, where="device", marks=None, device=0, together=True):
         self.layout, self.tag = layout, tag
         marks = marks or (CAPACITY,) * len(layout.marks)
-        self.places, self.blocks = [], []
+        together = together and isinstance(where, str)
+        fields, sizes = [], []
         for i, part in enumerate(layout.parts):
-            fields = {"kind": where, "device": device} if isinstance(where, str) else dict(where(i, part))
-            fields.setdefault("units", reference.units_at(part.growth, marks) + (part.growth.rule == "linear"))
-            kind, on = fields.setdefault("kind", "device"), fields.setdefault("device", device)
-            size = 2 * GUARD + reference.span(sc.Place(base=0, **fields), part)
-            base = allocate(kind, on, size)
-            self.blocks.append((kind, base, size))
-            self.places.append(sc.Place(base=base + GUARD, **fields))
+            fields.append({"kind": where, "device": device} if isinstance(where, str) else dict(where(i, part)))
+            fields[i].setdefault("units", reference.units_at(part.growth, marks) + (part.growth.rule == "linear"))
+            fields[i].setdefault("kind", "device")
+            fields[i].setdefault("device", device)
+            size = 2 * GUARD + reference.span(sc.Place(base=0, **fields[i]), part)
+            sizes.append(-(-size // ALIGNMENT) * ALIGNMENT)
+        if together:
+            bases = [allocate(where, device, sum(sizes))]
+            self.allocations = [(where, bases[0])]
+            bases += [bases[0] + end for end in accumulate(sizes[:-1])]
+        else:
+            bases = [allocate(field["kind"], field["device"], size) for field, size in zip(fields, sizes, strict=True)]
+            self.allocations = [(field["kind"], base) for field, base in zip(fields, bases, strict=True)]
+        self.blocks = [(field["kind"], base, size) for field, base, size in zip(fields, bases, sizes, strict=True)]
+        self.places = [sc.Place(base=base + GUARD, **field) for base, field in zip(bases, fields, strict=True)]
         self.fill()
         self.state = sc.State(layout, self.places, owner=self)
 
@@ -133,14 +146,14 @@ class Memory:
         return self.places[self.layout.index(layer, name)].base
 
     def free(self):
-        for kind, base, _ in self.blocks:
+        for kind, base in self.allocations:
             (runtime.free if kind == "device" else runtime.host_free)(base)
-        self.blocks = []
+        self.allocations = []
 
 
 def after_copy(source, target, upto, before=None, source_bytes=None, **how):
-    """What the target's allocations hold after a copy: the source's bytes where it moves some, `before` (the target's pattern) in
-    every other byte, guards too."""
+    """What the target's allocations hold after a copy: the source's bytes where it moves some, `before` (the target's
+    pattern) in every other byte, guards too."""
     upto = (upto,) * len(source.layout.marks) if isinstance(upto, int) else upto
     wanted = [values.copy() for values in before or target.pattern()]
     given = source_bytes or source.pattern()
@@ -215,8 +228,8 @@ class Scene:
 
 
 class Held:
-    """`wait` is for `after`: what waits for it is not done until `open`. With CUDA that is a stream with work for a tenth of a second
-    and more; the host runtime in scheduled mode does nothing by itself."""
+    """`wait` is for `after`: what waits for it is not done until `open`. With CUDA that is a stream with work for a
+    tenth of a second and more; the host runtime in scheduled mode does nothing by itself."""
 
     SIZE, TIMES = 64 << 20, 96
 

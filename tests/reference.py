@@ -1,4 +1,5 @@
-"""What a copy has to move, said again in plain Python integers: the growth formulas of docs/layouts.md and the bytes behind them.
+"""What a copy has to move, said again in plain Python integers: the growth formulas of docs/layouts.md and the bytes
+behind them.
 
 Nothing here is shared with the library. The tests compare it with what the library does.
 """
@@ -71,7 +72,8 @@ def run_offset(place, part, bank, unit, run):
 
 
 def bank_of(place, part, banks):
-    """The bank of a place that a request names. Rows that grow are kept once, whatever bank of running state is named."""
+    """The bank of a place that a request names. Rows that grow are kept once, whatever bank of running state is
+    named."""
     if banks is None or (part.growth.rule != "state" and place.banks == 1):
         return 0
     return banks.get(part.group, 0) if isinstance(banks, dict) else banks
@@ -85,7 +87,8 @@ def span(place, part):
 
 
 def moved_runs(layout, source, target, upto, begin=None, groups=None, src_bank=None, dst_bank=None):
-    """(target part, offset in its place, source part, offset in its place, bytes) of every run of bytes that a copy moves.
+    """(target part, offset in its place, source part, offset in its place, bytes) of every run of bytes that a copy
+    moves.
 
     source, target: the places of both sides.
     """

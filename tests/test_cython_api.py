@@ -117,7 +117,13 @@ def test_a_copy_from_cython_without_the_gil(consumer, scene, stream):
 def test_a_copy_from_c(built, scene, stream, language):
     layout, plan = scene.source.layout, plan_of(scene)
     said = built[language].copy(
-        plan.address, scene.copier.address, scene.source.state.address, scene.target.state.address, stream, 21, layout.layers
+        plan.address,
+        scene.copier.address,
+        scene.source.state.address,
+        scene.target.state.address,
+        stream,
+        21,
+        layout.layers,
     )
     steps = ("submitted", "waited", "done", "source_done", "synced", "polled", "reset")
     assert {step: said[step] for step in steps} == dict.fromkeys(steps, OK)
@@ -131,7 +137,7 @@ def test_a_ticket_in_flight_is_not_yet(held, consumer, scene):
     flight = consumer.Flight()
     before = host_runtime.calls()
     assert flight.submit(plan_of(scene), 21) == OK
-    if held.memory == ():       # the host runtime in scheduled mode: nothing runs by itself
+    if held.memory == ():  # the host runtime in scheduled mode: nothing runs by itself
         assert flight.poll()[0] == AGAIN
         assert consumer.finished(scene.copier, 4) == ([], 0)
         assert consumer.reset(scene.target.state) == REFUSED
@@ -178,7 +184,7 @@ def test_all_tickets_taken_says_again(consumer, memory, scene):
         assert flights[-1].submit(plan, 9) == OK
         assert flights[-1].sync() == OK
     late = consumer.Flight()
-    assert late.submit(plan, 9) == AGAIN        # ended, but not released: their numbers are still in use
+    assert late.submit(plan, 9) == AGAIN  # ended, but not released: their numbers are still in use
     assert late.value == 0
     flights.pop().release()
     assert late.submit(plan, 9) == OK
@@ -196,7 +202,7 @@ def test_a_ticket_that_is_none_is_refused_by_name(consumer, scene, stream, value
         value = flight.value
         flight.release()
         flight.release()
-        assert scene.submit().sync()        # numbers are used again, tickets are not
+        assert scene.submit().sync()  # numbers are used again, tickets are not
     flight.value = value
     assert flight.poll()[0] == REFUSED
     for status in (flight.wait_layer(0, stream), flight.wait_done(stream), flight.sync(0)):
@@ -223,38 +229,38 @@ def test_a_layer_that_is_not_queued_yet_is_waited_for_or_said_to_be_late(consume
     """Another thread is inside submit, where a full stream holds it; its first layer is queued, its last is not."""
     from test_host_runtime import Gate
 
-    layout = sc.Layout(
-        [sc.Part(name="s", layer=layer, unit_bytes=8, growth=sc.Growth.state()) for layer in range(1000)]
-    )
+    growth = sc.Growth.linear()
+    layout = sc.Layout([sc.Part(name="k", layer=layer, unit_bytes=8, growth=growth) for layer in range(1000)])
     source, target = memory(layout, 1), memory(layout, 2, "pinned")
     writer = runtime.stream_create()
     gate = Gate(writer)
-    flight = consumer.Flight()
+    flight, answers = consumer.Flight(), []
     with sc.Copier(tickets=2, layer_events=1000) as copier:
         plan = copier.plan(source.state, target.state)
-        answers = []
-        thread = threading.Thread(target=lambda: answers.append(flight.submit_after(plan, 1, writer)))
-        thread.start()
-        until = time.monotonic() + 60
-        while flight.value == 0 or flight.poll()[1] < 100:
-            assert time.monotonic() < until
-        assert flight.wait_layer(0, stream) == OK
-        assert flight.wait_layer(999, stream) == AGAIN
-        assert flight.wait_layer(999, stream, 5_000_000) == AGAIN
-        assert flight.wait_done(stream, 1000) == AGAIN
-        assert flight.poll()[0] == AGAIN
-        assert consumer.finished(copier, 4) == ([], 0)
-        assert thread.is_alive()
-        waiting = threading.Thread(target=lambda: answers.append(flight.wait_layer(999, stream, -1)))
-        waiting.start()
-        gate.open()
-        thread.join(60)
-        waiting.join(60)
+        threads = [threading.Thread(target=lambda: answers.append(flight.submit_after(plan, 9, writer)))]
+        threads[0].start()
+        try:
+            until = time.monotonic() + 30
+            while flight.value == 0 or flight.poll()[1] < 100:
+                assert time.monotonic() < until
+            assert flight.wait_layer(0, stream) == OK
+            assert flight.wait_layer(999, stream) == AGAIN
+            assert flight.wait_layer(999, stream, 5_000_000) == AGAIN
+            assert flight.wait_done(stream, 1000) == AGAIN
+            assert flight.poll()[0] == AGAIN
+            assert consumer.finished(copier, 4) == ([], 0)
+            assert threads[0].is_alive()
+            threads.append(threading.Thread(target=lambda: answers.append(flight.wait_layer(999, stream, -1))))
+            threads[1].start()
+        finally:
+            gate.open()
+            for thread in threads:
+                thread.join(60)
         assert answers == [OK, OK]
         assert flight.sync() == OK
         flight.release()
     runtime.stream_destroy(writer)
-    assert differences(target, after_copy(source, target, 1)) == []
+    assert differences(target, after_copy(source, target, 9)) == []
 
 
 REQUEST, MARK, ORDER, GROUP, UNSUPPORTED = 17, 2, 8, 11, 15
@@ -290,7 +296,11 @@ def test_a_request_without_meaning_is_refused(consumer, scene, what, value, reas
 
 @pytest.mark.parametrize("function", ["plan", "state", "copier"])
 def test_another_object_is_refused(consumer, function):
-    act = {"plan": lambda: consumer.refused(3, "upto"), "state": lambda: consumer.generation(3), "copier": lambda: consumer.finished(3, 1)}
+    act = {
+        "plan": lambda: consumer.refused(3, "upto"),
+        "state": lambda: consumer.generation(3),
+        "copier": lambda: consumer.finished(3, 1),
+    }
     with pytest.raises(TypeError):
         act[function]()
 
@@ -308,12 +318,24 @@ def test_a_closed_copier_is_refused(consumer, scene):
 
 # ---- the interface itself
 
+
 @pytest.mark.parametrize(("compiler", "standard"), [("cc", "c11"), ("c++", "c++17")])
 def test_the_header_compiles_by_itself(tmp_path, compiler, standard):
     file = tmp_path / ("header.c" if standard == "c11" else "header.cpp")
     file.write_text("#include <strata_copy.h>\nint main(void) { return (int)strata_request_new(0, 0).n_after; }\n")
     subprocess.run(
-        [compiler, f"-std={standard}", "-pedantic-errors", "-Wall", "-Wextra", "-Werror", "-I", sc.get_include(), "-fsyntax-only", file],
+        [
+            compiler,
+            f"-std={standard}",
+            "-pedantic-errors",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-I",
+            sc.get_include(),
+            "-fsyntax-only",
+            file,
+        ],
         check=True,
     )
 
@@ -337,6 +359,8 @@ def capsule_name(capsule):
 def test_a_library_exports_nothing_but_its_module():
     """What it exports else could take the place of another library's function of that name."""
     for file in PACKAGE.glob("*.so"):
-        symbols = subprocess.run(["nm", "-D", "--defined-only", file], check=True, capture_output=True, text=True).stdout
+        symbols = subprocess.run(
+            ["nm", "-D", "--defined-only", file], check=True, capture_output=True, text=True
+        ).stdout
         names = {line.split()[-1] for line in symbols.splitlines() if line.split()[-2] in "TDBR"}
         assert names == {f"PyInit_{file.name.split('.')[0]}"}

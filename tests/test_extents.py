@@ -1,5 +1,7 @@
 """The extents of a plan against plain integer arithmetic, for layouts, places and marks of any shape."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -79,7 +81,9 @@ def places(draw, layout, upto):
             rep_stride = max(units, 1) * stride + draw(st.sampled_from([0, 7]))
             bank_stride = part.rep * rep_stride
         banks = draw(st.integers(1, 3)) if part.growth.rule == "state" else 1
-        fields.append({"units": units, "stride": stride, "rep_stride": rep_stride, "banks": banks, "bank_stride": bank_stride})
+        fields.append(
+            {"units": units, "stride": stride, "rep_stride": rep_stride, "banks": banks, "bank_stride": bank_stride}
+        )
     return fields
 
 
@@ -160,13 +164,15 @@ def states_of(layer, first=0):
 
 
 def test_neighbours_of_a_layer_are_merged(copier):
-    layout = sc.Layout(states_of(0) + states_of(1))
-    source, target = one_allocation(layout, 1), one_allocation(layout, 1, "pinned")
+    """And not those of two layers: a layer's event stands for all of its bytes."""
+    layout = sc.Layout(
+        [sc.Part(name=f"s{n}", layer=n // 3, unit_bytes=10 + n, growth=sc.Growth.linear()) for n in range(6)]
+    )
+    source, target = one_allocation(layout, 4), one_allocation(layout, 4, "pinned")
     plan = copier.plan(sc.State(layout, source), sc.State(layout, target))
-    size = 10 + 11 + 12
-    assert plan.extents(5) == [
-        (target[i].base, source[i].base, size, 1, size, size)
-        for i in (0, 3)
+    sizes = [4 * (10 + 11 + 12), 4 * (13 + 14 + 15)]
+    assert plan.extents(4) == [
+        (target[i].base, source[i].base, size, 1, size, size) for i, size in zip((0, 3), sizes, strict=True)
     ]
 
 
@@ -177,7 +183,7 @@ def test_neighbours_in_two_registrations_are_not_merged(copier, cut):
     page = -(-memory.ctypes.data // 4096) * 4096
     runtime.host_register(page, 4096)
     runtime.host_register(page + 4096, 4096)
-    base = page + 4096 - 21         # the third part begins with the second registration
+    base = page + 4096 - 21  # the third part begins with the second registration
     split = [sc.Place(base=base + offset, kind="pinned") for offset in (0, 10, 21)]
     whole = one_allocation(layout, 1)
     source, target = (split, whole) if cut == "source" else (whole, split)
@@ -192,7 +198,7 @@ def test_neighbours_in_two_allocations_are_not_merged(copier):
     """Even where the addresses follow each other by chance."""
     layout = sc.Layout(states_of(0)[:2])
     blocks = sorted(runtime.malloc(4096) for _ in range(16))
-    low, high = next((a, b) for a, b in zip(blocks, blocks[1:], strict=False) if b - a == 4096)
+    low, high = next((a, b) for a, b in itertools.pairwise(blocks) if b - a == 4096)
     source = [sc.Place(base=low + 4096 - 10), sc.Place(base=high)]
     target = one_allocation(layout, 1)
     assert len(copier.plan(sc.State(layout, source), sc.State(layout, target)).extents(5)) == 2

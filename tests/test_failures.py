@@ -1,7 +1,8 @@
-"""Every CUDA call of a submit fails in turn: before the first copy call nothing is written, from it on the target is INVALID, and
-either way the next copy is whole."""
+"""Every CUDA call of a submit fails in turn: before the first copy call nothing is written, from it on the target is
+INVALID, and either way the next copy is whole."""
 
 import pickle
+from collections import Counter
 
 import pytest
 
@@ -14,17 +15,15 @@ pytestmark = pytest.mark.host
 
 INVALID_VALUE, BAD_DEVICE, ILLEGAL_ADDRESS = 1, 101, 700
 COPY_CALLS = ("cudaMemcpyAsync", "cudaMemcpy2DAsync")
-CALLS = [*COPY_CALLS, "cudaEventRecord", "cudaStreamWaitEvent", "cudaEventElapsedTime", "cudaStreamIsCapturing",
+CALLS = [*COPY_CALLS, "cudaEventRecord", "cudaStreamWaitEvent", "event_captured", "cudaStreamIsCapturing",
          "cudaThreadExchangeStreamCaptureMode"]  # fmt: skip
-# Their failing need not fail the copy: the question whether an event is captured, and the way back to the thread's capture mode.
-HARMLESS = ("cudaEventElapsedTime", "cudaThreadExchangeStreamCaptureMode")
-LAYOUT = small_layout("int8")
+LAYOUT = small_layout("int8", layers=6)
 UPTO = 21
 
 
 def mixed(side):
-    """Parts on two devices and in pinned memory, some with gaps between their units, so that one plan takes every route and both
-    kinds of copy."""
+    """Parts on two devices and in pinned memory, some with gaps between their units, so that one plan takes every
+    route and both kinds of copy."""
 
     def where(i, part):
         kinds = [("device", "device"), ("device", "pinned"), ("pinned", "device")][i % 3]
@@ -41,6 +40,7 @@ ROUTES = {
     "local": ("device", "device"),
     "out": ("device", "pinned"),
     "in": ("pinned", "device"),
+    "host": ("pinned", "pinned"),
     "mixed": (mixed(0), mixed(1)),
 }
 
@@ -69,6 +69,12 @@ class Copy:
     def submit(self):
         return self.plan.submit(UPTO, after=self.after)
 
+    def settle(self):
+        """Earlier tickets are found ended before their word has arrived."""
+        for device in (1, 0):
+            runtime.set_device(device)
+            runtime.device_synchronize()
+
     def wanted(self):
         return after_copy(self.source, self.target, UPTO)
 
@@ -80,7 +86,8 @@ def copy_calls():
 def check_failed_submit(copy, error, function, started):
     """What holds when the exception of a failed call arrives."""
     assert type(error) is (sc.Failed if started else sc.Refused)
-    assert (error.reason, error.call, error.cuda_code) == ("cuda", function, INVALID_VALUE)
+    assert (error.reason, error.cuda_code) == ("cuda", INVALID_VALUE)
+    check_call(error, function)
     assert not copy.source.state.busy
     assert not copy.target.state.busy
     assert copy.source.state.valid
@@ -88,6 +95,11 @@ def check_failed_submit(copy, error, function, started):
     assert untouched(copy.source)
     if not started:
         assert untouched(copy.target)
+
+
+def check_call(error, function):
+    """event_captured is this library's name for a function of the driver."""
+    assert error.call == function or (function == "event_captured" and error.call.startswith("cu"))
 
 
 def check_recovery(copy, started):
@@ -112,8 +124,8 @@ def check_recovery(copy, started):
 @pytest.mark.parametrize("function", CALLS)
 @pytest.mark.parametrize("route", ROUTES)
 def test_every_call_fails_in_turn(memory, route, function, forever, foreign):
-    """foreign: with a stream of other code to wait for, and an error that it has left. Without, nothing runs by itself, and so
-    whatever of ours is still in flight when the exception arrives would be seen."""
+    """foreign: with a stream of other code to wait for, and an error that it has left. Without, nothing runs by
+    itself, and so whatever of ours is still in flight when the exception arrives would be seen."""
     pending = BAD_DEVICE if foreign else 0
     if not foreign:
         host_runtime.configure(devices=2, seed=1)
@@ -121,6 +133,7 @@ def test_every_call_fails_in_turn(memory, route, function, forever, foreign):
         fired, nth = 1, 0
         while fired:
             nth += 1
+            copy.settle()
             before, error, ticket = copy_calls(), None, None
             leave_an_error(pending)
             host_runtime.fail(function, nth, INVALID_VALUE, forever)
@@ -137,11 +150,11 @@ def test_every_call_fails_in_turn(memory, route, function, forever, foreign):
                 assert (runtime.get_last_error() != 0) == (pending != 0)
                 check_recovery(copy, started)
                 continue
-            # Nothing failed that the copy needs: what is said of the bytes is true.
+            # Nothing failed, or only the way back to the thread's own capture mode: what is said of the bytes is true.
             assert ticket.sync()
             assert differences(copy.target, copy.wanted()) == []
             copy.target.fill()
-            assert not fired or function in HARMLESS
+            assert not fired or function == "cudaThreadExchangeStreamCaptureMode"
             assert (runtime.get_last_error() != 0) == (pending != 0)
             runtime.capture_mode(0)
     assert nth > 1 or (function, route == "mixed", foreign) in NEVER_CALLED
@@ -155,24 +168,29 @@ def leave_an_error(code):
 
 
 def test_the_error_names_device_layer_and_part_of_the_copy_that_failed(memory):
-    layout = LAYOUT
+    layout, counts = LAYOUT, Counter()
     source, target = memory(layout, 1), memory(layout, 2, "pinned")
     with sc.Copier(tickets=4, layer_events=24) as copier:
         plan = copier.plan(source.state, target.state)
-        for nth, extent in enumerate(plan.extents(UPTO), 1):
-            host_runtime.fail("cudaMemcpyAsync", nth, INVALID_VALUE)
+        for address, _, _, rows, _, _ in plan.extents(UPTO):
+            function = "cudaMemcpyAsync" if rows == 1 else "cudaMemcpy2DAsync"
+            counts[function] += 1
+            host_runtime.fail(function, counts[function], INVALID_VALUE)
             with pytest.raises(sc.Failed) as failed:
                 plan.submit(UPTO, after=SYNCED)
-            error = failed.value
-            assert (error.device, layout.parts[error.part].layer) in [(0, error.layer), (0, -1)]
+            error, part = failed.value, layout.parts[failed.value.part]
+            assert error.call == function
+            assert error.device == 0
+            assert error.layer == max(part.layer, 0) or rows > 1  # of several layers at once
             place = target.places[error.part]
-            assert place.base <= extent[0] < place.base + reference.span(place, layout.parts[error.part])
+            assert place.base <= address < place.base + reference.span(place, part)
             host_runtime.clear_faults()
             target.state.reset()
 
 
 def test_the_error_names_the_device_whose_lane_failed(memory):
-    """The lanes of two devices in turn: what is queued next on a lane is not the device's whose event was recorded last."""
+    """The lanes of two devices in turn: what is queued next on a lane is not the device's whose event was recorded
+    last."""
     state = sc.Growth.state()
     layout = sc.Layout(
         [
@@ -191,6 +209,7 @@ def test_the_error_names_the_device_whose_lane_failed(memory):
 
 
 # ---- what is found out only later
+
 
 @pytest.mark.parametrize("ask", ["sync", "finished"])
 def test_a_copy_that_fails_in_flight_takes_its_readers_along(memory, ask):
@@ -258,7 +277,8 @@ def test_a_sticky_error_poisons(memory, route, function):
                 assert not fired or function == "cudaThreadExchangeStreamCaptureMode"
                 continue
             assert type(error) is sc.Poisoned
-            assert (error.call, error.cuda_code) == (function, ILLEGAL_ADDRESS)
+            assert error.cuda_code == ILLEGAL_ADDRESS
+            check_call(error, function)
             assert copy.target.state.valid == (not started)
             check_dead(copy, flying)
 

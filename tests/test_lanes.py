@@ -15,8 +15,8 @@ UPTO = 77
 
 
 def executed(plan, *marks):
-    """(stream, bytes) of each copy of submits in the order in which they were executed, without the words that tell the end: those
-    have a stream of their own."""
+    """(stream, bytes) of each copy of submits in the order in which they were executed, without the words that tell
+    the end: those have a stream of their own."""
     before = len(host_runtime.log())
     tickets = [plan.submit(upto, after=SYNCED) for upto in marks]
     assert all(ticket.sync() for ticket in tickets)
@@ -28,7 +28,7 @@ def executed(plan, *marks):
 @pytest.mark.parametrize("chunk", [100, 1000, 4096, 50000])
 @pytest.mark.parametrize("kinds", [("device", "pinned"), ("pinned", "device")], ids="-".join)
 def test_a_long_copy_changes_streams_after_every_chunk_and_stays_in_order(memory, kinds, chunk, seed):
-    source, target = memory(LAYOUT, 1, kinds[0]), memory(LAYOUT, 2, kinds[1])
+    source, target = memory(LAYOUT, 1, kinds[0], together=False), memory(LAYOUT, 2, kinds[1], together=False)
     with sc.Copier(tickets=2, layer_events=24, chunk=chunk) as copier:
         plan = copier.plan(source.state, target.state)
         copies = executed(plan, UPTO)
@@ -45,7 +45,7 @@ def test_a_long_copy_changes_streams_after_every_chunk_and_stays_in_order(memory
 
 def test_chunks_go_on_from_ticket_to_ticket(memory, seed):
     """Small copies, one after the other, leave their gaps too."""
-    source, target = memory(LAYOUT, 1), memory(LAYOUT, 2, "pinned")
+    source, target = memory(LAYOUT, 1, together=False), memory(LAYOUT, 2, "pinned", together=False)
     total = LAYOUT.bytes_at([5])
     with sc.Copier(tickets=4, layer_events=24, chunk=total * 3 // 2) as copier:
         plan = copier.plan(source.state, target.state)
@@ -56,7 +56,7 @@ def test_chunks_go_on_from_ticket_to_ticket(memory, seed):
 
 def test_rows_of_a_strided_copy_are_chunked_whole(memory, seed):
     layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=100, growth=sc.Growth.linear())])
-    source, target = memory(layout, 1, lambda i, part: {"stride": 160}), memory(layout, 2, "pinned")
+    source, target = memory(layout, 1, lambda i, part: {"stride": 160}), memory(layout, 2, "pinned", together=False)
     with sc.Copier(tickets=2, layer_events=4, chunk=250) as copier:
         copies = executed(copier.plan(source.state, target.state), 9)
     runs = [sum(size for _, size in run) for _, run in groupby(copies, key=lambda copy: copy[0])]
@@ -71,7 +71,7 @@ def test_layers_within_a_device_are_dealt_to_lanes_by_bytes(memory):
     layout = sc.Layout(
         [sc.Part(name="s", layer=layer, unit_bytes=size, growth=sc.Growth.state()) for layer, size in enumerate(sizes)]
     )
-    source, target = memory(layout, 1), memory(layout, 2)
+    source, target = memory(layout, 1, together=False), memory(layout, 2, together=False)
     with sc.Copier(tickets=2, layer_events=24) as copier:
         copies = executed(copier.plan(source.state, target.state), 1)
     streams = {stream for stream, _ in copies}
@@ -85,14 +85,14 @@ def test_layers_within_a_device_are_dealt_to_lanes_by_bytes(memory):
 
 @pytest.mark.parametrize("kinds", [("device", "device"), ("device", "pinned")], ids="-".join)
 def test_all_bytes_of_a_layer_go_on_one_lane(memory, copier, kinds):
-    source, target = memory(LAYOUT, 1, kinds[0]), memory(LAYOUT, 2, kinds[1])
+    source, target = memory(LAYOUT, 1, kinds[0], together=False), memory(LAYOUT, 2, kinds[1], together=False)
     plan = copier.plan(source.state, target.state)
     copies = executed(plan, UPTO)
     extents = plan.extents(UPTO)
     assert len(copies) == len(extents)
     layers = Counter(parts_in_order(LAYOUT, [extent], target)[0].layer for extent in extents)
     by_stream = Counter(stream for stream, _ in copies)
-    if kinds[1] == "device":    # as many lanes as layers, and so one for each
+    if kinds[1] == "device":  # as many lanes as layers, and so one for each
         assert sorted(by_stream.values()) == sorted([layers[-1] + layers[0], layers[1], layers[2], layers[3]])
     else:
         assert len(by_stream) == 1
@@ -101,11 +101,7 @@ def test_all_bytes_of_a_layer_go_on_one_lane(memory, copier, kinds):
 def parts_in_order(layout, extents, target):
     order = []
     for address, *_ in extents:
-        i = next(
-            i
-            for i, (_, base, size) in enumerate(target.blocks)
-            if base <= address < base + size
-        )
+        i = next(i for i, (_, base, size) in enumerate(target.blocks) if base <= address < base + size)
         if not order or order[-1] != i:
             order.append(i)
     return [layout.parts[i] for i in order]
@@ -123,7 +119,7 @@ def test_parts_move_layer_by_layer_the_sessions_before_the_first_layer_that_need
             for n, (name, layer, needed, order) in enumerate(fields)
         ]
     )
-    source, target = memory(layout, 1), memory(layout, 2, "pinned")
+    source, target = memory(layout, 1, together=False), memory(layout, 2, "pinned", together=False)
     extents = copier.plan(source.state, target.state).extents(1)
     parts = parts_in_order(layout, extents, target)
     assert [part.name for part in parts] == ["window", "row", "early", "extra", "k", "table", "late"]
@@ -131,7 +127,7 @@ def test_parts_move_layer_by_layer_the_sessions_before_the_first_layer_that_need
 
 
 def test_a_patch_is_executed_behind_the_rows_of_its_part(memory, copier, seed):
-    source, target = memory(LAYOUT, 1), memory(LAYOUT, 2, "pinned")
+    source, target = memory(LAYOUT, 1, together=False), memory(LAYOUT, 2, "pinned", together=False)
     plan = copier.plan(source.state, target.state)
     extents = plan.extents(UPTO)
     sizes = [width * rows for _, _, width, rows, _, _ in extents]
@@ -162,7 +158,7 @@ def test_a_mixed_plan_uses_a_lane_for_each_route(memory):
 def test_each_device_carries_its_own_parts(memory, second_device):
     layout = LAYOUT
     source = memory(layout, 1, lambda i, part: {"device": i % 2})
-    target = memory(layout, 2, "pinned")
+    target = memory(layout, 2, "pinned", together=False)
     with sc.Copier((0, second_device), tickets=2, layer_events=24) as copier:
         plan = copier.plan(source.state, target.state)
         assert plan.routes() == {("out", 0), ("out", second_device)}

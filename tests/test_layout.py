@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -66,7 +67,9 @@ def test_the_ranks_of_a_split_context_hold_every_token_once(growth, length):
 
 
 def test_a_part_follows_the_mark_that_it_names():
-    layout = sc.Layout([K, dataclasses.replace(K, name="d", growth=linear(mark=1, q=4, ceil=True))], marks=("tokens", "draft"))
+    layout = sc.Layout(
+        [K, dataclasses.replace(K, name="d", growth=linear(mark=1, q=4, ceil=True))], marks=("tokens", "draft")
+    )
     assert [layout.units(i, [10, 9]) for i in range(2)] == [10, 3]
     assert layout.bytes_at([10, 9]) == 13 * 16
 
@@ -92,8 +95,8 @@ def test_the_fingerprint_of_a_model_is_the_same_in_every_release(format):
 
 def test_the_fingerprint_is_the_same_in_another_process():
     code = "import sys; from strata_copy import presets; print(presets.qwen3_8_flash_next('int8').fingerprint.hex())"
-    env_free = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert env_free.stdout.strip() == FINGERPRINTS["int8"]
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == FINGERPRINTS["int8"]
 
 
 def changed_parts():
@@ -103,7 +106,15 @@ def changed_parts():
         yield name, {"parts": [dataclasses.replace(K, growth=dataclasses.replace(LINEAR, **{name: value}))]}, f"{name} "
     split = dataclasses.replace(LINEAR, cp_size=2)
     yield "cp_size", {"parts": [dataclasses.replace(K, growth=split)]}, "cp_size 1, 2"
-    part_fields = {"unit_bytes": 32, "group": "other", "order": 1, "rep": 2, "needed_by": 1, "shard": (0, 1, 2), "replica": (1, 2)}
+    part_fields = {
+        "unit_bytes": 32,
+        "group": "other",
+        "order": 1,
+        "rep": 2,
+        "needed_by": 1,
+        "shard": (0, 1, 2),
+        "replica": (1, 2),
+    }
     for name, value in part_fields.items():
         groups = {"groups": ("main", "other")}
         yield name, {"parts": [dataclasses.replace(K, **{name: value})], **groups}, f"{name} "
@@ -214,6 +225,7 @@ def test_a_file_says_the_same_as_the_code(tmp_path):
 
 # ---- what has no meaning
 
+
 def refused_parts():
     yield {"name": ""}, "has no name"
     yield {"layer": -2}, "layer is -2; may be -1 to"
@@ -239,11 +251,9 @@ def refused_parts():
 @pytest.mark.parametrize(("fields", "says"), list(refused_parts()))
 def test_a_part_without_meaning_is_refused_by_name(fields, says):
     part = dataclasses.replace(dataclasses.replace(K, layer=7), **fields)
-    with pytest.raises(ValueError) as refused:
-        sc.Layout([part], groups=("main",))
     where = "the session" if part.layer < 0 else f"layer {part.layer}"
-    assert f"part {part.name!r} of {where}: " in str(refused.value)
-    assert says in str(refused.value)
+    with pytest.raises(ValueError, match=re.escape(f"part {part.name!r} of {where}: ") + ".*" + re.escape(says)):
+        sc.Layout([part], groups=("main",))
 
 
 @pytest.mark.parametrize(
@@ -255,15 +265,27 @@ def test_a_part_without_meaning_is_refused_by_name(fields, says):
         ([K], {"marks": [f"m{i}" for i in range(17)]}, "17 marks"),
         ([K], {"groups": ("main", "main")}, "each once"),
         ([K], {"groups": ["main"] + [f"g{i}" for i in range(64)]}, "at most 64"),
-        ([K], {"patches": [sc.Patch(layer=0, part="k", source="x")]}, "a patch of layer 0 names 'x', which is no part of it"),
+        (
+            [K],
+            {"patches": [sc.Patch(layer=0, part="k", source="x")]},
+            "a patch of layer 0 names 'x', which is no part of it",
+        ),
         ([K], {"patches": [sc.Patch(layer=1, part="k", source="k")]}, "a patch of layer 1 names 'k'"),
-        ([K, CONST], {"patches": [sc.Patch(layer=0, part="c", source="k")]}, "part 'c' of layer 0: a patch sets the last unit"),
+        (
+            [K, CONST],
+            {"patches": [sc.Patch(layer=0, part="c", source="k")]},
+            "part 'c' of layer 0: a patch sets the last unit",
+        ),
         (
             [K, dataclasses.replace(K, name="v")],
             {"patches": [sc.Patch(layer=0, part="k", source="v")]},
             "part 'v' of layer 0: the source of a patch is one unit",
         ),
-        ([K, CONST], {"patches": 2 * [sc.Patch(layer=0, part="k", source="c")]}, "part 'k' of layer 0: is patched twice"),
+        (
+            [K, CONST],
+            {"patches": 2 * [sc.Patch(layer=0, part="k", source="c")]},
+            "part 'k' of layer 0: is patched twice",
+        ),
         (
             [K, dataclasses.replace(CONST, unit_bytes=8)],
             {"patches": [sc.Patch(layer=0, part="k", source="c")]},
@@ -277,12 +299,13 @@ def test_a_part_without_meaning_is_refused_by_name(fields, says):
     ],
 )
 def test_a_layout_without_meaning_is_refused_by_name(parts, fields, says):
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError, match=re.escape(says)):
         sc.Layout(parts, **fields)
-    assert says in str(refused.value)
 
 
-@pytest.mark.parametrize(("marks", "says"), [([], "0 marks; the layout has 1: tokens"), ([-1], "mark tokens is -1"), ([1, 2], "2 marks")])
+@pytest.mark.parametrize(
+    ("marks", "says"), [([], "0 marks; the layout has 1: tokens"), ([-1], "mark tokens is -1"), ([1, 2], "2 marks")]
+)
 def test_marks_that_a_layout_has_not_are_refused(marks, says):
     with pytest.raises(ValueError, match=says):
         sc.Layout([K]).units(0, marks)

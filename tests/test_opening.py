@@ -1,4 +1,4 @@
-"""Opening and closing a copier: every CUDA call in them fails in turn, and nothing stays behind that could be given back."""
+"""Opening and closing a copier: every CUDA call in them fails in turn, and what can be given back is given back."""
 
 import subprocess
 import sys
@@ -14,9 +14,16 @@ from strata_copy import host_runtime, runtime
 
 INVALID_VALUE = 1
 OPEN_CALLS = [
-    "cudaThreadExchangeStreamCaptureMode", "cudaHostAlloc", "cudaSetDevice", "cudaDeviceGetAttribute", "cudaStreamCreateWithFlags",
-    "cudaEventCreateWithFlags", "cudaMalloc", "cudaMemcpyAsync", "cudaStreamSynchronize",
-]  # fmt: skip
+    "cudaThreadExchangeStreamCaptureMode",
+    "cudaHostAlloc",
+    "cudaSetDevice",
+    "cudaDeviceGetAttribute",
+    "cudaStreamCreateWithFlags",
+    "cudaEventCreateWithFlags",
+    "cudaMalloc",
+    "cudaMemcpyAsync",
+    "cudaStreamSynchronize",
+]
 CLOSE_CALLS = {
     "cudaStreamDestroy": "streams",
     "cudaEventDestroy": "events",
@@ -41,7 +48,12 @@ def copies_again():
 @pytest.mark.parametrize(
     ("function", "forever"),
     # A stream that can never be waited for may still write: its device is not touched again, and its objects stay.
-    [(name, forever) for name in OPEN_CALLS for forever in (False, True) if (name, forever) != ("cudaStreamSynchronize", True)],
+    [
+        (name, forever)
+        for name in OPEN_CALLS
+        for forever in (False, True)
+        if (name, forever) != ("cudaStreamSynchronize", True)
+    ],
 )
 def test_every_call_of_opening_fails_in_turn(function, forever):
     before, nth, fired = host_runtime.live(), 0, 1
@@ -58,7 +70,7 @@ def test_every_call_of_opening_fails_in_turn(function, forever):
             assert type(error) is sc.Refused
             assert (error.reason, error.call, error.cuda_code) == ("cuda", function, INVALID_VALUE)
         else:
-            assert not fired or function == "cudaThreadExchangeStreamCaptureMode"       # on a thread that ends
+            assert not fired or function == "cudaThreadExchangeStreamCaptureMode"  # on a thread that ends
             copier.close()
         assert runtime.peek_last_error() == 0
         assert host_runtime.live() == before
@@ -128,11 +140,56 @@ def test_a_device_that_is_not_there_is_refused():
 
 @pytest.mark.parametrize(
     "fields",
-    [{"devices": ()}, {"devices": (0, 0)}, {"devices": range(17)}, {"tickets": 0}, {"tickets": 257}, {"layer_events": 0}, {"chunk": 0}],
+    [
+        {"devices": ()},
+        {"devices": (0, 0)},
+        {"devices": range(17)},
+        {"tickets": 0},
+        {"tickets": 257},
+        {"layer_events": 0},
+        {"chunk": 0},
+    ],
 )
 def test_numbers_without_meaning_are_refused(fields):
-    with pytest.raises(ValueError, match="may be 1 to|1 to 16, each once"):
+    with pytest.raises(ValueError, match=r"may be 1 to|1 to 16, each once"):
         sc.Copier(**fields)
+
+
+def on_devices(memory, *devices):
+    layout = small_layout()
+    return [memory(layout, n, device=device) for n, device in enumerate(devices, 1)]
+
+
+def test_memory_of_a_device_that_is_not_open_is_refused(memory, second_device):
+    source, target = on_devices(memory, second_device, second_device)
+    with sc.Copier((0,), tickets=2, layer_events=16) as copier, pytest.raises(sc.Refused) as refused:
+        copier.plan(source.state, target.state)
+    assert (refused.value.reason, refused.value.device) == ("place", second_device)
+    assert "is on device 1, which the copier has not open" in str(refused.value)
+
+
+def test_a_copy_from_device_to_device_is_refused(memory, second_device):
+    source, target = on_devices(memory, 0, second_device)
+    with sc.Copier((0, second_device), tickets=2, layer_events=16) as copier, pytest.raises(sc.Refused) as refused:
+        copier.plan(source.state, target.state)
+    assert refused.value.reason == "unsupported"
+    assert "from device 0 to device 1, which is not done by this release" in str(refused.value)
+    assert untouched(target)
+
+
+def test_a_stream_of_another_device_than_was_said_is_refused(memory, second_device):
+    source, target = on_devices(memory, 0, 0)
+    runtime.set_device(second_device)
+    stream = runtime.stream_create()
+    runtime.set_device(0)
+    with sc.Copier((0, second_device), tickets=2, layer_events=16) as copier:
+        with pytest.raises(sc.Refused) as refused:
+            copier.submit(source.state, target.state, upto=9, after=sc.Stream(stream, 0))
+        assert (refused.value.call, refused.value.cuda_code) == ("cudaEventRecord", 400)
+        assert untouched(target)
+        assert copier.submit(source.state, target.state, upto=9, after=sc.Stream(stream, second_device)).sync()
+    assert differences(target, after_copy(source, target, 9)) == []
+    runtime.stream_destroy(stream)
 
 
 def test_the_callers_device_stays_as_it_is(second_device):
@@ -215,7 +272,8 @@ def test_a_fork_refuses_and_the_parent_goes_on():
         child = os.fork()
         if child == 0:
             answers = [copier.closed]
-            for act in (lambda: plan.submit(4, after=sc.CALLER_SYNCED), lambda: copier.plan(source.state, target.state)):
+            acts = [lambda: plan.submit(4, after=sc.CALLER_SYNCED), lambda: copier.plan(source.state, target.state)]
+            for act in acts:
                 try:
                     act()
                     answers.append("went on")

@@ -1,5 +1,6 @@
-"""Who waits for whom. On the host runtime's scheduled mode nothing moves before it must and any order that is not forbidden occurs,
-so that what is not ordered is wrong for some seed; tests that show this stand beside those that show the order."""
+"""Who waits for whom. On the host runtime's scheduled mode nothing moves before it must and any order that is not
+forbidden occurs, so that what is not ordered is wrong for some seed; tests that show this stand beside those that show
+the order."""
 
 import random
 import threading
@@ -10,10 +11,15 @@ import strata_copy as sc
 from fixtures import HOST, SYNCED, Memory, after_copy, allocate, differences, needed_by, read, small_layout, write
 from strata_copy import host_runtime, runtime
 
-LAYOUT = small_layout("int8")
+LAYOUT = small_layout("int8", layers=6)
 UPTO = 21
 PAIRS = [("device", "device"), ("device", "pinned"), ("pinned", "device")]
-TRIPLES = [("device", "device", "device"), ("device", "pinned", "device"), ("pinned", "device", "pinned"), ("device", "device", "pinned")]
+TRIPLES = [
+    ("device", "device", "device"),
+    ("device", "pinned", "device"),
+    ("pinned", "device", "pinned"),
+    ("device", "device", "pinned"),
+]
 any_pair = pytest.mark.parametrize("kinds", PAIRS, ids="-".join)
 any_triple = pytest.mark.parametrize("kinds", TRIPLES, ids="-".join)
 
@@ -80,6 +86,7 @@ def waits(edges, how):
 
 # ---- behind a copy
 
+
 @any_pair
 def test_a_consumer_behind_wait_layer_sees_the_layer(memory, copier, kinds, seed):
     source, target = memory(LAYOUT, 1, kinds[0]), memory(LAYOUT, 2, kinds[1])
@@ -142,6 +149,7 @@ def test_without_a_wait_some_seed_is_wrong(wait):
 
 
 # ---- before a copy
+
 
 @any_pair
 @pytest.mark.parametrize("how", ["event", "stream"])
@@ -208,13 +216,16 @@ def test_a_submit_leaves_the_error_of_other_code_pending(memory, copier, pending
     if pending:
         with pytest.raises(runtime.CudaError):
             runtime.set_device(99)
-    ticket = copier.submit(source.state, target.state, upto=UPTO, after=waits([writer], "event") + waits([writer], "stream"))
+    ticket = copier.submit(
+        source.state, target.state, upto=UPTO, after=waits([writer], "event") + waits([writer], "stream")
+    )
     ticket.wait_done(writer.stream)
     ticket.sync()
     assert runtime.get_last_error() == pending
 
 
 # ---- tickets that share states
+
 
 @any_triple
 def test_what_is_being_written_is_read_behind_it(memory, copier, kinds, seed):
@@ -254,7 +265,8 @@ KINDS_OF_FIVE = ["device", "pinned", "device", "pinned", "device"]
 
 
 def test_a_random_programme_ends_as_if_its_copies_had_run_one_after_the_other(memory, seed):
-    """Any copies between five states, looked at and stepped at random, against a model that copies in the order of submits."""
+    """Any copies between five states, looked at and stepped at random, against a model that copies in the order of
+    submits."""
     print(f"seed {seed}")
     chance = random.Random(seed)
     held = [memory(LAYOUT, n, kind) for n, kind in enumerate(KINDS_OF_FIVE, 1)]

@@ -84,7 +84,8 @@ def test_equal_sizes_are_not_equal_layouts():
     assert presets.qwen3_8_flash_next("int8") == layouts["int8"]
 
 
-def test_a_copy_between_slots_is_145_extents():
+def test_a_copy_between_slots_takes_101_copies():
+    """The small parts of the 12 attention layers and their patches are 4 of them, not 48."""
     layout = presets.qwen3_8_flash_next(draft=False)
     with sc.Copier() as copier, rig.Session(layout, 64) as source, rig.Session(layout, 64) as target:
         extents = copier.plan(source.state, target.state).extents(61)

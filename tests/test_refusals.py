@@ -1,5 +1,5 @@
-"""What is refused is refused before anything happens: no byte written, nothing of the thread or the states changed, and the text
-says what differs first."""
+"""What is refused is refused before anything happens: no byte written, nothing of the thread or the states changed,
+and the text says what differs first."""
 
 import dataclasses
 
@@ -15,8 +15,8 @@ CASES = {}
 
 
 def case(reason, text):
-    """A function of the scene that is refused for `reason` with `text` in what is said; reason None: not by Refused, but as
-    Python does."""
+    """A function of the scene that is refused for `reason` with `text` in what is said; reason None: not by Refused,
+    but as Python does."""
 
     def add(act):
         CASES[act.__name__.replace("_", " ")] = (act, reason, text)
@@ -39,6 +39,7 @@ def without(layout, drop):
 
 
 # ---- layouts
+
 
 @case("layout", "format: 'k8v4', 'int8'")
 def another_format(scene):
@@ -76,6 +77,7 @@ def another_set_of_marks(scene):
 
 
 # ---- lengths
+
 
 @case("capacity", "part 'k' of layer 1: 24 units needed, the target has 16")
 def a_target_that_is_too_small(scene):
@@ -146,6 +148,7 @@ def a_mark_that_is_a_bool(scene):
 
 # ---- states
 
+
 @case("same state", "source 0 is the target")
 def a_state_onto_itself(scene):
     scene.copier.submit(scene.source.state, scene.source.state, upto=9, after=SYNCED)
@@ -176,6 +179,7 @@ def another_generation_of_the_target(scene):
 
 
 # ---- groups and banks
+
 
 @case(None, "group 'draft' is none of ('main',)")
 def an_unknown_group(scene):
@@ -208,6 +212,7 @@ def a_bank_of_an_unknown_group(scene):
 
 
 # ---- what to wait for
+
 
 @case("order", "nothing to wait for was named")
 def nothing_to_wait_for(scene):
@@ -255,6 +260,7 @@ def a_wait_that_is_a_number(scene):
 
 
 # ---- places
+
 
 def with_place(scene, layer, name, **fields):
     """A state over the source's memory with one place that is said otherwise."""
@@ -377,6 +383,7 @@ def too_few_places(scene):
 
 
 # ---- the copier
+
 
 @case("capacity", "layer events and")
 def more_events_than_a_ticket_has(scene):

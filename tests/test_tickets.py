@@ -17,6 +17,7 @@ LAYOUT = small_layout("q4_0")
 
 # ---- progress
 
+
 def test_progress_of_a_copy_in_flight(held, scene):
     ticket = scene.submit(after=held.wait)
     total = scene.source.layout.bytes_at([9])
@@ -89,6 +90,7 @@ def test_a_copy_of_nothing_ends_at_once(memory, copier):
 
 
 # ---- how they end
+
 
 def test_finished_gives_each_ticket_once(memory, copier):
     source, target = memory(LAYOUT, 1), memory(LAYOUT, 2, "pinned")
@@ -217,14 +219,15 @@ def test_a_waiting_thread_does_not_hold_the_others_up(held, scene):
 
 # ---- nothing piles up
 
+
 @pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.long)])
 def test_many_tickets_leave_nothing_behind(memory, count):
     layout = sc.Layout([sc.Part(name="s", layer=layer, unit_bytes=64, growth=sc.Growth.state()) for layer in range(2)])
     source, target = memory(layout, 1), memory(layout, 2)
-    with sc.Copier(tickets=16, layer_events=2) as copier:
+    with sc.Copier(tickets=16, layer_events=4) as copier:
         plan = copier.plan(source.state, target.state)
         plan.submit(0, after=SYNCED).sync()
-        before = host_runtime.live()      # empty with CUDA
+        before = host_runtime.live()  # empty with CUDA
         values, memory_before = set(), resident()
         for _ in range(count):
             while (ticket := plan.submit(0, after=SYNCED)) is None:

@@ -1,12 +1,16 @@
-"""What a plan copies, as a C array in the order of the layers."""
+"""What a plan copies, as a C array: the bundles of small parts, then layer by layer."""
+
+from strata_copy.cudart cimport cudaStream_t, strata_cudart
 
 
 cdef extern from "extents.h" nogil:
     ctypedef struct Extent "bench_extent":
         char *target
         const char *source
-        size_t bytes
+        size_t width, rows, target_pitch, source_pitch
         int layer
+
+    int copy_extent "bench_copy"(const strata_cudart *, const Extent *, cudaStream_t)
 
 
 cdef class Extents:

@@ -24,17 +24,18 @@ cdef class Extents:
         if self.items == NULL:
             raise MemoryError
         self.n, self.layers = len(found), plan.layout.layers
-        latest = 0
-        for i, (target, source, width, rows, _, _) in enumerate(found):
-            layer = layer_at[starts[bisect_right(starts, target) - 1]]
-            if rows != 1 or layer < latest:
+        latest = -1
+        for i, (target, source, width, rows, target_pitch, source_pitch) in enumerate(found):
+            layer = -1 if rows > 1 else layer_at[starts[bisect_right(starts, target) - 1]]
+            if layer < latest:
                 raise ValueError(f"extent {i}: {rows} rows, layer {layer} after layer {latest}; dense places are needed")
             latest = layer
             self.items[<int>i].target = <char *><size_t>target
             self.items[<int>i].source = <const char *><size_t>source
-            self.items[<int>i].bytes = width
+            self.items[<int>i].width, self.items[<int>i].rows = width, rows
+            self.items[<int>i].target_pitch, self.items[<int>i].source_pitch = target_pitch, source_pitch
             self.items[<int>i].layer = layer
-            self.bytes += width
+            self.bytes += width * rows
 
     def __dealloc__(self):
         free(self.items)
@@ -43,17 +44,18 @@ cdef class Extents:
         """Overwrites every byte that the copy has to bring: what is right afterwards was brought by a copy after this."""
         cdef Error error
         cdef cudaPointerAttributes found
+        cdef char *target
+        cdef size_t row
         cdef int i
-        cdef int code = 0
         for i in range(self.n):
-            code = noted(rt.cudaPointerGetAttributes(&found, self.items[i].target), "cudaPointerGetAttributes", &error)
-            check(code, &error)
-            if found.type == cudaMemoryTypeHost:
-                memset(self.items[i].target, 0xA5, self.items[i].bytes)
-                continue
-            code = noted(rt.cudaMemsetAsync(self.items[i].target, 0xA5, self.items[i].bytes, <cudaStream_t>stream), "cudaMemsetAsync",
-                         &error)
-            check(code, &error)
+            check(noted(rt.cudaPointerGetAttributes(&found, self.items[i].target), "cudaPointerGetAttributes", &error), &error)
+            for row in range(self.items[i].rows):
+                target = self.items[i].target + row * self.items[i].target_pitch
+                if found.type == cudaMemoryTypeHost:
+                    memset(target, 0xA5, self.items[i].width)
+                    continue
+                check(noted(rt.cudaMemsetAsync(target, 0xA5, self.items[i].width, <cudaStream_t>stream), "cudaMemsetAsync", &error),
+                      &error)
         check(noted(rt.cudaStreamSynchronize(<cudaStream_t>stream), "cudaStreamSynchronize", &error), &error)
 
 

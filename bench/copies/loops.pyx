@@ -4,19 +4,19 @@ from libc.stdint cimport int64_t, uintptr_t
 
 cimport strata_copy as sc
 from common.clock cimport now
-from common.extents cimport Extents
+from common.extents cimport Extents, copy_extent
 from common.failure cimport check, noted
-from strata_copy.cudart cimport cudaMemcpyDefault, cudaStream_t, rt
+from strata_copy.cudart cimport cudaStream_t, rt
 
 cdef enum:
     MAX_AT_ONCE = 4
     MAX_STREAMS = 8
 
 
-def by_library(plans, int64_t upto, size_t stream, int repetitions, int warm_up, bint napping=False):
+def by_library(plans, int64_t upto, size_t stream, int repetitions, int warm_up, bint by_sync=False):
     """ns of each repetition, all plans at once, submitted one after the other by this thread.
 
-    The end is seen by synchronizing `stream` behind wait_done; with `napping` by sync, which looks at memory and naps in between.
+    The end is seen by synchronizing `stream` behind wait_done; `by_sync`, by sync, which looks at memory.
     """
     cdef sc.Plan *items[MAX_AT_ONCE]
     cdef sc.Request request = sc.request_new(&upto, 1)
@@ -32,14 +32,14 @@ def by_library(plans, int64_t upto, size_t stream, int repetitions, int warm_up,
     found = []
     for i in range(-warm_up, repetitions):
         with nogil:
-            status = once(items, n, &request, consumer, napping, &ns, &error)
+            status = once(items, n, &request, consumer, by_sync, &ns, &error)
         check(status, &error)
         if i >= 0:
             found.append(ns)
     return found
 
 
-cdef int once(sc.Plan **plans, int n, const sc.Request *request, cudaStream_t consumer, bint napping, int64_t *ns,
+cdef int once(sc.Plan **plans, int n, const sc.Request *request, cudaStream_t consumer, bint by_sync, int64_t *ns,
               sc.Error *error) noexcept nogil:
     cdef sc.Ticket tickets[MAX_AT_ONCE]
     cdef int64_t start
@@ -52,8 +52,8 @@ cdef int once(sc.Plan **plans, int n, const sc.Request *request, cudaStream_t co
             submitted += status == 0
     for i in range(submitted):
         if status == 0:
-            status = sc.sync(tickets[i], -1, error) if napping else sc.wait_done(tickets[i], consumer, 0, error)
-    if status == 0 and not napping:
+            status = sc.sync(tickets[i], -1, error) if by_sync else sc.wait_done(tickets[i], consumer, 0, error)
+    if status == 0 and not by_sync:
         status = noted(rt.cudaStreamSynchronize(consumer), "cudaStreamSynchronize", error)
     ns[0] = now() - start
     for i in range(submitted):
@@ -85,7 +85,7 @@ def by_streams(Extents extents, streams, int repetitions, int warm_up):
 
 cdef int bare(Extents extents, const cudaStream_t *streams, int n, int64_t *ns, sc.Error *error) noexcept nogil:
     cdef size_t queued[MAX_STREAMS]
-    cdef int i, s, least = 0, layer = -1
+    cdef int i, s, least = 0, layer = -2
     cdef int64_t start
     cdef int code = noted(rt.cudaDeviceSynchronize(), "cudaDeviceSynchronize", error)
     for s in range(n):
@@ -100,9 +100,8 @@ cdef int bare(Extents extents, const cudaStream_t *streams, int n, int64_t *ns, 
             for s in range(1, n):
                 if queued[s] < queued[least]:
                     least = s
-        queued[least] += extents.items[i].bytes
-        code = noted(rt.cudaMemcpyAsync(extents.items[i].target, extents.items[i].source, extents.items[i].bytes, cudaMemcpyDefault,
-                                        streams[least]), "cudaMemcpyAsync", error)
+        queued[least] += extents.items[i].width * extents.items[i].rows
+        code = noted(copy_extent(rt, &extents.items[i], streams[least]), "cudaMemcpyAsync", error)
     for s in range(n):
         if code == 0:
             code = noted(rt.cudaStreamSynchronize(streams[s]), "cudaStreamSynchronize", error)

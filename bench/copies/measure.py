@@ -51,7 +51,7 @@ class Bench:
 
     def measure(self, name: str, cases: Sequence[Case], way: str, goal: float | None, bare: int = 0) -> None:
         """All cases at once. bare: on so many streams of plain cudaMemcpyAsync instead of by the library."""
-        streams, napping = self.setting.streams, []
+        streams, by_sync = self.setting.streams, []
         for case in cases:
             case.spoil()
         if bare:
@@ -59,20 +59,20 @@ class Bench:
         else:
             plans = [case.plan for case in cases]
             times = by_library(plans, cases[0].upto, streams[0], self.repetitions, self.warm_up)
-            napping = by_library(plans, cases[0].upto, streams[0], self.repetitions, 1, True)
+            by_sync = by_library(plans, cases[0].upto, streams[0], self.repetitions, 1, True)
         self.result.wrong += verify(name, *cases)
-        self.timed.append((name, sum(case.bytes for case in cases), way, goal, times, napping))
+        self.timed.append((name, sum(case.bytes for case in cases), way, goal, times, by_sync))
 
     def shares(self) -> list[Figure]:
-        """The median's share is the figure; the best one and the time with Ticket.sync's naps stand beside it."""
+        """The median's share is the figure; the best one and the time until sync returns stand beside it."""
         found = []
-        for name, n, way, goal, times, napping in self.timed:
+        for name, n, way, goal, times, by_sync in self.timed:
             ceiling = self.setting.ceilings.found[way]
             samples = {"bytes": n, "ceiling": way, "ms": spread(times, 1e-6, 4)}
             samples["GB/s"] = round(n / (samples["ms"]["median"] * 1e6), 2)
             samples["best share"] = round(n / min(times) / ceiling, 4)
-            if napping:
-                samples["ms until sync returns"] = spread(napping, 1e-6, 4)
+            if by_sync:
+                samples["ms until sync returns"] = spread(by_sync, 1e-6, 4)
             share = n / (samples["ms"]["median"] * 1e6) / ceiling
             found.append(Figure(name, round(share, 4), f"of {way}", goal, more=True, samples=samples))
         return found

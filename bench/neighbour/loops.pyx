@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint64_t
 
 cimport strata_copy as sc
 from common.clock cimport now
-from common.extents cimport Extents
+from common.extents cimport Extents, copy_extent
 from common.failure cimport check, noted
 from strata_copy.atomics cimport load_u64, store_u64
 from strata_copy.cudart cimport cudaErrorNotReady, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, rt
@@ -32,20 +32,24 @@ cdef bint has_ended(const Long *copy) noexcept nogil:
 
 
 cdef class Foreign:
-    """A copy of `size` bytes between the device and pinned memory, on a non-blocking stream of its own, every `period` ns.
+    """A copy of `size` bytes between the device and pinned memory, on a non-blocking stream of its own, again and again.
 
-    inwards: from pinned memory to the device. `close` it.
+    inwards: from pinned memory to the device. at_random False: each starts `period` ns after the last was complete, as a loop that works
+    in between does. That keeps step with the gaps of a long copy whose chunks take a little longer. at_random True: the pause is anything
+    up to twice as long, so that the copies come at every point of a chunk alike. `close` it.
     """
 
     cdef size_t device, pinned, size, word, cell    # addresses; word: pinned; cell: on the device, holds 1
     cdef bint inwards
+    cdef public bint at_random
     cdef int64_t period
+    cdef uint64_t drawn         # the latest random number
     cdef size_t stream, event
     cdef int64_t[::1] times
     cdef int samples            # of the latest run
 
     def __init__(self, size_t size, int64_t period, bint inwards):
-        self.size, self.period, self.inwards = size, period, inwards
+        self.size, self.period, self.inwards, self.drawn = size, period, inwards, 1
         self.device, self.pinned = runtime.malloc(size), runtime.host_alloc(size)
         self.word, self.cell = runtime.host_alloc(8), runtime.malloc(8)
         store_u64(<uint64_t *>self.word, 1)
@@ -71,8 +75,8 @@ cdef class Foreign:
             while code == 0 and self.samples < min(n, <int>MAX_SAMPLES):
                 while now() < due:
                     pass
-                due = now() + self.period
                 code = self.copy(&error)
+                due = now() + self.pause()
         check(code, &error)
         return np.array(self.times[:self.samples])
 
@@ -120,8 +124,7 @@ cdef class Foreign:
             for _ in range(copies):
                 for i in range(extents.n):
                     if code == 0:
-                        code = noted(rt.cudaMemcpyAsync(extents.items[i].target, extents.items[i].source, extents.items[i].bytes,
-                                                        cudaMemcpyDefault, to), "cudaMemcpyAsync", &error)
+                        code = noted(copy_extent(rt, &extents.items[i], to), "cudaMemcpyAsync", &error)
             if code == 0:
                 code = noted(rt.cudaMemcpyAsync(<void *>self.word, <void *>self.cell, 8, cudaMemcpyDefault, to), "cudaMemcpyAsync",
                              &error)
@@ -136,8 +139,8 @@ cdef class Foreign:
         cdef int code = 0
         self.samples = 0
         while code == 0:
-            due = now() + self.period
             code = self.copy(error)
+            due = now() + self.pause()
             while True:
                 if has_ended(copy):
                     ended[0] = now()
@@ -145,6 +148,12 @@ cdef class Foreign:
                 if now() >= due:
                     break
         return code
+
+    cdef int64_t pause(self) noexcept nogil:
+        if not self.at_random:
+            return self.period
+        self.drawn = self.drawn * 6364136223846793005ULL + 1442695040888963407ULL     # Knuth's MMIX generator; its high bits
+        return <int64_t>(2 * self.period * ((self.drawn >> 33) / <double>(1 << 31)))
 
     cdef int copy(self, sc.Error *error) noexcept nogil:
         """One foreign copy, from its call until its event is found complete."""

@@ -1,4 +1,4 @@
-"""A foreign 64 KiB copy every 0.5 ms, beside 6 GB of ours and beside the same bytes as plain queued copies."""
+"""A foreign 64 KiB copy again and again, beside 6 GB of ours and beside the same bytes as plain queued copies."""
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def run(setting: Setting) -> Result:
             "tokens": tokens,
             "bytes in flight": copies * cases["d2h"].bytes,
             "foreign bytes": FOREIGN,
-            "foreign period ms": PERIOD / 1e6,
+            "foreign pause ms": PERIOD / 1e6,
             "rounds": rounds,
         },
     )
@@ -45,11 +45,14 @@ def direction(setting: Setting, result: Result, case: Case, way: str, copies: in
         case.spoil()
         found = {"alone": (foreign.alone(20 if setting.quick else 500), [])}
         ours = [foreign.beside_library(case.plan, case.upto, copies) for _ in range(rounds)]
+        foreign.at_random = True
+        at_random = [foreign.beside_library(case.plan, case.upto, copies) for _ in range(rounds)]
+        foreign.at_random = False
         result.wrong += verify(f"beside a foreign copy, {way}", case)
         plain = [foreign.beside_plain(case.extents, setting.streams[0], copies) for _ in range(rounds)]
     finally:
         foreign.close()
-    for name, many in (("ours", ours), ("plain", plain)):
+    for name, many in (("ours", ours), ("at random", at_random), ("plain", plain)):
         found[name] = np.concatenate([times for times, _ in many]), [took for _, took in many]
     return found
 
@@ -59,10 +62,14 @@ def figures(way: str, found: dict, ceiling: float, in_flight: int) -> list[Figur
     times = {name: spread(foreign, 1e-6, 4) for name, (foreign, _) in found.items()}
     rate = {name: round(in_flight / float(np.median(found[name][1])), 2) for name in ("ours", "plain")}
     samples, share = times["ours"], {"share of the ceiling": round(rate["ours"] / ceiling, 4)}
+    at_random = times["at random"]
     return [
         Figure(f"{way} beside ours, p50", samples["median"], "ms", samples=samples),
         Figure(f"{way} beside ours, p95", samples["p95"], "ms", P95),
         Figure(f"{way} beside ours, max", samples["worst"], "ms", limit),
+        Figure(f"{way} at random beside ours, p50", at_random["median"], "ms", samples=at_random),
+        Figure(f"{way} at random beside ours, p95", at_random["p95"], "ms", P95),
+        Figure(f"{way} at random beside ours, max", at_random["worst"], "ms", limit),
         Figure(f"{way}: ours meanwhile", rate["ours"], "GB/s", samples=share),
         Figure(f"{way} beside plain copies, p50", times["plain"]["median"], "ms", samples=times["plain"]),
         Figure(f"{way}: the plain ones meanwhile", rate["plain"], "GB/s"),

@@ -13,13 +13,18 @@ int twin_submit(twin *t, const bench_extent *extents, int n) {
     const strata_cudart *rt = t->rt;
     size_t queued[TWIN_LANES] = {0};
     cudaEvent_t last[TWIN_LANES] = {0};
-    for (int i = 0; i < n;) {
+    int i = 0;
+    for (; i < n && extents[i].layer < 0; i++) TRY(bench_copy(rt, &extents[i], t->lanes[0]));
+    TRY(rt->cudaEventRecord(t->bundles, t->lanes[0]));
+    last[0] = t->bundles;
+    while (i < n) {
         int layer = extents[i].layer, lane = 0;
         for (int l = 1; l < TWIN_LANES; l++)
             if (queued[l] < queued[lane]) lane = l;
+        if (!last[lane]) TRY(rt->cudaStreamWaitEvent(t->lanes[lane], t->bundles, 0));
         for (; i < n && extents[i].layer == layer; i++) {
-            TRY(rt->cudaMemcpyAsync(extents[i].target, extents[i].source, extents[i].bytes, cudaMemcpyDefault, t->lanes[lane]));
-            queued[lane] += extents[i].bytes;
+            TRY(bench_copy(rt, &extents[i], t->lanes[lane]));
+            queued[lane] += extents[i].width * extents[i].rows;
         }
         TRY(rt->cudaEventRecord(t->layers[layer], t->lanes[lane]));
         last[lane] = t->layers[layer];
@@ -46,6 +51,7 @@ int twin_open(twin *t, const strata_cudart *rt, int n_layers) {
     for (int l = 0; l < TWIN_LANES; l++) TRY(rt->cudaStreamCreateWithFlags(&t->lanes[l], cudaStreamNonBlocking));
     TRY(rt->cudaStreamCreateWithFlags(&t->finish, cudaStreamNonBlocking));
     for (int l = 0; l < n_layers; l++) TRY(rt->cudaEventCreateWithFlags(&t->layers[l], cudaEventDisableTiming));
+    TRY(rt->cudaEventCreateWithFlags(&t->bundles, cudaEventDisableTiming));
     TRY(rt->cudaEventCreateWithFlags(&t->done, cudaEventDisableTiming));
     TRY(rt->cudaHostAlloc((void **)&t->word, sizeof *t->word, cudaHostAllocPortable));
     TRY(rt->cudaMalloc((void **)&t->cells, sizeof values));
@@ -62,6 +68,7 @@ void twin_close(twin *t) {
     if (t->finish) rt->cudaStreamDestroy(t->finish);
     for (int l = 0; t->layers && l < t->n_layers; l++)
         if (t->layers[l]) rt->cudaEventDestroy(t->layers[l]);
+    if (t->bundles) rt->cudaEventDestroy(t->bundles);
     if (t->done) rt->cudaEventDestroy(t->done);
     if (t->word) rt->cudaFreeHost(t->word);
     if (t->cells) rt->cudaFree(t->cells);

@@ -13,7 +13,7 @@ typedef struct {
     const strata_cudart *rt;
     cudaStream_t lanes[TWIN_LANES], finish;
     int n_layers;
-    cudaEvent_t *layers, done;
+    cudaEvent_t *layers, bundles, done;
     uint64_t *cells; /* on the device: cells[i] == i + 1 */
     uint64_t *word;  /* pinned: `expected` once the latest submit has ended */
     uint64_t expected;

@@ -1,7 +1,7 @@
 """Plans: sources and a target checked against each other, the order of their parts, and the routes. No length, no address.
 
 A copy's way goes on from here to lanes.pyx: `units_to_move` says which units of each part move at a request's marks, and
-`emit_part` hands them over as extents, in order, neighbours merged.
+`emit_bundle` and `emit_part` hand them over as extents, in order, neighbours merged.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
@@ -31,6 +31,13 @@ cdef struct PartRoute:
     int32_t route, device
     StateData *source
 
+# Small parts of many layers, or their patches, that lie evenly spaced on both sides: they move in one copy before the first layer.
+# Submitting a copy takes the CPU as long as the device takes for megabytes, and a conversation has a third of its copies in such parts.
+cdef struct Bundle:
+    int32_t part, last, count   # the first and the latest part, and how many
+    bint patches                # the patches of these parts, not the parts
+    int64_t target_pitch, source_pitch
+
 # Units [first, end) of a part move.
 cdef struct Units:
     int64_t first, end
@@ -41,6 +48,10 @@ cdef struct PlanData:
     StateData *sources[MAX_SOURCES]
     StateData *target
     PartRoute *parts            # one for each part of the layout
+    Bundle *bundles             # those of a single part are none: it moves with its layer
+    int32_t n_bundles
+    int32_t *part_bundle        # for each part the bundle that it may move in, or -1
+    int32_t *patch_bundle       # the same for its patch
     int32_t n_events            # events that a ticket of this plan takes at most: one for each layer and route in it
     uint64_t copier             # the number of the copier that it was made for
 
@@ -64,6 +75,10 @@ cdef void plan_drop(PlanData *plan) noexcept nogil
 # Every check of a request against a plan's layout and places. OK: units[part] is filled for each part and bytes is their sum.
 cdef int units_to_move(const PlanData *plan, const Request *request, Units *units, int64_t *bytes, Error *error) noexcept nogil
 
+# Whether a part moves in a bundle, before its layer.
+cdef bint moves_early(const PlanData *plan, int32_t part) noexcept nogil
+cdef int emit_bundle(Emission *emission, const PlanData *plan, const Request *request, const Bundle *bundle,
+                     const Units *units) noexcept nogil
 cdef int emit_part(Emission *emission, const PlanData *plan, const Request *request, int32_t part,
                    const Units *units) noexcept nogil
 cdef int emit_end(Emission *emission) noexcept nogil

@@ -6,12 +6,15 @@ from libc.string cimport memcmp
 
 from strata_copy.abi cimport (
     CONST, DEVICE, LINEAR, OK, REASON_BANK, REASON_CAPACITY, REASON_GROUP, REASON_LAYOUT, REASON_MARK, REASON_MEMORY,
-    REASON_REQUEST, REASON_SAME_STATE, REASON_UNSUPPORTED, REFUSED, STATE, Error, PartSpec, PlaceSpec, Request,
+    REASON_REQUEST, REASON_SAME_STATE, REASON_UNSUPPORTED, REFUSED, STATE, Error, Growth, PartSpec, PlaceSpec, Request,
 )
 from strata_copy.atomics cimport add_i64
 from strata_copy.cudart cimport outcome
 from strata_copy.layout cimport LayoutData, settled_at, units_at
 from strata_copy.states cimport StateData, check_apart, place_run, state_drop, state_hold
+
+cdef enum:
+    SMALL = 16384           # bytes of a part that may move before its layer
 
 
 cdef PlanData *plan_new(StateData **sources, int32_t n_sources, StateData *target, const int32_t *source_of_group,
@@ -21,8 +24,11 @@ cdef PlanData *plan_new(StateData **sources, int32_t n_sources, StateData *targe
     cdef int32_t i
     if plan != NULL:
         plan.parts = <PartRoute *>calloc(target.layout.n_parts, sizeof(PartRoute))
-    if plan == NULL or plan.parts == NULL:
-        free(plan)
+        plan.bundles = <Bundle *>calloc(2 * target.layout.n_parts, sizeof(Bundle))
+        plan.part_bundle = <int32_t *>calloc(target.layout.n_parts, sizeof(int32_t))
+        plan.patch_bundle = <int32_t *>calloc(target.layout.n_parts, sizeof(int32_t))
+    if plan == NULL or plan.parts == NULL or plan.bundles == NULL or plan.part_bundle == NULL or plan.patch_bundle == NULL:
+        free_plan(plan)
         outcome(error, REFUSED, REASON_MEMORY, "no host memory for a plan of %d parts", target.layout.n_parts)
         return NULL
     plan.references = 1
@@ -33,6 +39,8 @@ cdef PlanData *plan_new(StateData **sources, int32_t n_sources, StateData *targe
         state_hold(sources[i])
     plan.n_sources = n_sources
     if check_states(plan, error) == OK and choose_routes(plan, source_of_group, error) == OK:
+        choose_bundles(plan)
+        plan.n_events = count_ways(plan)
         return plan
     plan_drop(plan)
     return NULL
@@ -49,8 +57,7 @@ cdef void plan_drop(PlanData *plan) noexcept nogil:
     for i in range(plan.n_sources):
         state_drop(plan.sources[i])
     state_drop(plan.target)
-    free(plan.parts)
-    free(plan)
+    free_plan(plan)
 
 
 cdef int units_to_move(const PlanData *plan, const Request *request, Units *units, int64_t *bytes, Error *error) noexcept nogil:
@@ -85,6 +92,31 @@ cdef int units_to_move(const PlanData *plan, const Request *request, Units *unit
     return OK
 
 
+cdef bint moves_early(const PlanData *plan, int32_t part) noexcept nogil:
+    return in_bundle(plan, plan.part_bundle[part])
+
+
+cdef int emit_bundle(Emission *emission, const PlanData *plan, const Request *request, const Bundle *bundle,
+                     const Units *units) noexcept nogil:
+    """Hands a bundle to the sink: a row for each of its parts. All of them move, or none: their growth is one."""
+    cdef const LayoutData *layout = plan.target.layout
+    cdef const PartSpec *part = &layout.parts[bundle.part]
+    cdef int32_t source_part = bundle.part
+    cdef int64_t target_unit = 0, left
+    cdef char *address
+    cdef Extent extent
+    if bundle.count == 1 or units.first == units.end:
+        return OK
+    if bundle.patches:
+        source_part, target_unit = layout.patches[layout.patch_of[bundle.part]].source_part, units.end - 1
+    place_of(plan, request, source_part, True, 0, &address, &left)
+    extent.source = address
+    place_of(plan, request, bundle.part, False, target_unit, &extent.target, &left)
+    extent.width, extent.rows = part.growth.unit_bytes, bundle.count
+    extent.source_pitch, extent.target_pitch = bundle.source_pitch, bundle.target_pitch
+    return emit(emission, bundle.part, &extent, plan.parts[bundle.part].source.piece[source_part], plan.target.piece[bundle.part])
+
+
 cdef int emit_part(Emission *emission, const PlanData *plan, const Request *request, int32_t part,
                    const Units *units) noexcept nogil:
     """Hands the units of one part to the sink, and its patch behind them. The patched unit itself is copied once, by the patch."""
@@ -94,8 +126,10 @@ cdef int emit_part(Emission *emission, const PlanData *plan, const Request *requ
     cdef int status
     if patch >= 0 and end > units.first:
         end -= 1
+    if moves_early(plan, part):
+        return OK
     status = emit_units(emission, plan, request, part, units.first, part, units.first, end - units.first)
-    if status == OK and end < units.end:
+    if status == OK and end < units.end and not in_bundle(plan, plan.patch_bundle[part]):
         status = emit_units(emission, plan, request, layout.patches[patch].source_part, 0, part, end, 1)
     return status
 
@@ -150,26 +184,39 @@ cdef int emit_units(Emission *emission, const PlanData *plan, const Request *req
     return OK
 
 
+cdef void place_of(const PlanData *plan, const Request *request, int32_t part, bint source, int64_t unit, char **address,
+                   int64_t *left) noexcept nogil:
+    cdef const StateData *state = plan.parts[part].source if source else plan.target
+    cdef const int64_t *banks = request.src_bank if source else request.dst_bank
+    cdef const PlaceSpec *place = &state.places[part]
+    place_run(place, bank_of(banks, &plan.target.layout.parts[part], place), unit, address, left)
+
+
 cdef int emit(Emission *emission, int32_t part, const Extent *extent, size_t source_piece, size_t target_piece) noexcept nogil:
-    """Merges an extent with the pending one where it follows it on both sides, within one allocation on each: a copy may not leave
-    the allocation that it starts in."""
-    cdef Extent flat = extent[0]
+    """Merges an extent with the pending one where its rows follow that one's rows on both sides, within one allocation on each: a copy
+    may not leave the allocation that it starts in."""
     cdef Extent *last = &emission.pending
     cdef int status
-    if flat.width == flat.source_pitch and flat.width == flat.target_pitch:
-        flat.width, flat.rows = flat.width * flat.rows, 1
-    if flat.rows == 1:
-        flat.source_pitch = flat.target_pitch = flat.width
-    if (last.rows == 1 and flat.rows == 1 and last.target + last.width == flat.target and last.source + last.width == flat.source
+    if (last.rows == extent.rows and last.target + last.width == extent.target and last.source + last.width == extent.source
             and source_piece != 0 and source_piece == emission.source_piece
-            and target_piece != 0 and target_piece == emission.target_piece):
-        last.width += flat.width
-        last.source_pitch = last.target_pitch = last.width
+            and target_piece != 0 and target_piece == emission.target_piece
+            and (last.rows == 1 or (last.source_pitch == extent.source_pitch and last.target_pitch == extent.target_pitch
+                                    and last.width + extent.width <= min(last.source_pitch, last.target_pitch)))):
+        last.width += extent.width
+        flatten(last)
         return OK
     status = emit_end(emission)
-    last[0], emission.part = flat, part
+    last[0], emission.part = extent[0], part
+    flatten(last)
     emission.source_piece, emission.target_piece = source_piece, target_piece
     return status
+
+
+cdef inline void flatten(Extent *extent) noexcept nogil:
+    if extent.width == extent.source_pitch and extent.width == extent.target_pitch:
+        extent.width, extent.rows = extent.width * extent.rows, 1
+    if extent.rows == 1:
+        extent.source_pitch = extent.target_pitch = extent.width
 
 
 cdef inline int64_t bank_of(const int64_t *banks, const PartSpec *part, const PlaceSpec *place) noexcept nogil:
@@ -268,12 +315,82 @@ cdef int choose_routes(PlanData *plan, const int32_t *source_of_group, Error *er
             part.route = ROUTE_IN
         else:
             part.route = ROUTE_HOST
-    plan.n_events = count_ways(plan)
     return OK
 
 
+cdef void choose_bundles(PlanData *plan) noexcept nogil:
+    """Puts each small part, and each patch, behind the one before it of another layer where the spacing goes on."""
+    cdef const LayoutData *layout = plan.target.layout
+    cdef int32_t k, part
+    for k in range(layout.n_parts):
+        part = layout.order[k]
+        plan.part_bundle[part] = bundle_up(plan, part, False)
+        plan.patch_bundle[part] = bundle_up(plan, part, True) if layout.patch_of[part] >= 0 else -1
+
+
+cdef int32_t bundle_up(PlanData *plan, int32_t part, bint patches) noexcept nogil:
+    """The bundle that takes the part (or its patch), which may be a new one; -1 where it is not small or not one unit."""
+    cdef const LayoutData *layout = plan.target.layout
+    cdef const PartSpec *spec = &layout.parts[part]
+    cdef Bundle *bundle
+    cdef int64_t target_pitch, source_pitch
+    cdef int32_t b
+    if spec.rep != 1 or spec.growth.unit_bytes > SMALL or not (patches or spec.growth.rule == CONST or spec.growth.rule == STATE):
+        return -1
+    for b in range(plan.n_bundles):
+        bundle = &plan.bundles[b]
+        if bundle.patches != patches or not alike(plan, bundle.last, part, patches):
+            continue
+        target_pitch = distance(plan.target, bundle.last, plan.target, part)
+        source_pitch = distance(plan.parts[bundle.last].source, source_of(layout, bundle.last, patches),
+                                plan.parts[part].source, source_of(layout, part, patches))
+        if bundle.count == 1:
+            bundle.target_pitch, bundle.source_pitch = target_pitch, source_pitch
+        if (target_pitch == bundle.target_pitch and source_pitch == bundle.source_pitch
+                and target_pitch >= spec.growth.unit_bytes and source_pitch >= spec.growth.unit_bytes):
+            bundle.last = part
+            bundle.count += 1
+            return b
+    bundle = &plan.bundles[plan.n_bundles]
+    bundle.part = bundle.last = part
+    bundle.count, bundle.patches = 1, patches
+    plan.n_bundles += 1
+    return plan.n_bundles - 1
+
+
+cdef bint alike(const PlanData *plan, int32_t a, int32_t b, bint patches) noexcept nogil:
+    """Whether two parts, or their patches, move at the same marks, by the same banks, on one way, within one allocation on each side."""
+    cdef const LayoutData *layout = plan.target.layout
+    cdef const PartSpec *x = &layout.parts[a]
+    cdef const PartSpec *y = &layout.parts[b]
+    cdef int32_t source_a = source_of(layout, a, patches), source_b = source_of(layout, b, patches)
+    return (x.needed_by < y.needed_by and x.group == y.group and memcmp(&x.growth, &y.growth, sizeof(Growth)) == 0 and y.rep == 1
+            and layout.parts[source_a].growth.rule == layout.parts[source_b].growth.rule
+            and plan.parts[a].route == plan.parts[b].route and plan.parts[a].device == plan.parts[b].device
+            and evenly_placed(plan.target, a, plan.target, b) and evenly_placed(plan.parts[a].source, source_a, plan.parts[b].source, source_b))
+
+
+cdef bint evenly_placed(const StateData *state_a, int32_t a, const StateData *state_b, int32_t b) noexcept nogil:
+    cdef const PlaceSpec *x = &state_a.places[a]
+    cdef const PlaceSpec *y = &state_b.places[b]
+    return (state_a == state_b and state_a.piece[a] != 0 and state_a.piece[a] == state_a.piece[b]
+            and x.stride == y.stride and x.banks == y.banks and x.bank_stride == y.bank_stride)
+
+
+cdef inline int32_t source_of(const LayoutData *layout, int32_t part, bint patches) noexcept nogil:
+    return layout.patches[layout.patch_of[part]].source_part if patches else part
+
+
+cdef inline int64_t distance(const StateData *state_a, int32_t a, const StateData *state_b, int32_t b) noexcept nogil:
+    return <char *>state_b.places[b].base - <char *>state_a.places[a].base
+
+
+cdef inline bint in_bundle(const PlanData *plan, int32_t bundle) noexcept nogil:
+    return bundle >= 0 and plan.bundles[bundle].count > 1
+
+
 cdef int32_t count_ways(const PlanData *plan) noexcept nogil:
-    """How often a layer uses a route of a device: each time ends with an event."""
+    """How often a layer uses a route of a device, and the bundles before them: each time ends with an event."""
     cdef const LayoutData *layout = plan.target.layout
     cdef const PartRoute *a
     cdef const PartRoute *b
@@ -287,4 +404,16 @@ cdef int32_t count_ways(const PlanData *plan) noexcept nogil:
                     break
             else:
                 ways += 1
+    for k in range(plan.n_bundles):
+        if plan.bundles[k].count > 1:
+            ways += 1
     return ways
+
+
+cdef void free_plan(PlanData *plan) noexcept nogil:
+    if plan != NULL:
+        free(plan.parts)
+        free(plan.bundles)
+        free(plan.part_bundle)
+        free(plan.patch_bundle)
+        free(plan)

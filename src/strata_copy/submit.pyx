@@ -14,7 +14,7 @@ from strata_copy.abi cimport (
 from strata_copy.atomics cimport add_i32, add_i64, load_i32, load_u64, store_i32, store_u64
 from strata_copy.cudart cimport (
     Guard, clear, cudaErrorCapturedEvent, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, guard_enter,
-    guard_leave, is_sticky, outcome, rt,
+    guard_leave, outcome, rt,
 )
 from strata_copy.lanes cimport (
     CELLS, HOST_LANE, IN_LANE, LANES, LOCAL_LANES, MAX_AFTER, MAX_DEVICES, MAX_LAYERS, OUT_LANE, CopierData, DeviceLanes, Lane,
@@ -23,7 +23,8 @@ from strata_copy.lanes cimport (
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
-    ROUTE_IN, ROUTE_LOCAL, ROUTE_OUT, ROUTES, Emission, Extent, PlanData, emit_end, emit_part, plan_hold, units_to_move,
+    ROUTE_IN, ROUTE_LOCAL, ROUTE_OUT, ROUTES, Bundle, Emission, Extent, PlanData, emit_bundle, emit_end, emit_part, moves_early,
+    plan_hold, units_to_move,
 )
 from strata_copy.states cimport StateData
 from strata_copy.tickets cimport QUEUING, check_stream, end_badly, sweep
@@ -202,10 +203,7 @@ cdef int check_event(Submission *s, uint32_t i, const Wait *wait) noexcept nogil
     if code == cudaErrorCapturedEvent:
         return outcome(s.error, REFUSED, REASON_CAPTURE, "wait %u: the event is part of a graph capture", i)
     if code != 0:
-        s.error.device, s.error.cuda_code = wait.device, code
-        return outcome(s.error, POISONED if is_sticky(code) else REFUSED, REASON_CUDA,
-                       "wait %u: whether the event is part of a graph capture could not be told: %s (%d)", i, rt.cudaGetErrorName(code),
-                       code)
+        return cuda_failed(REFUSED, code, "cuEventElapsedTime", wait.device, &s.guard, s.error)
     return OK
 
 
@@ -277,6 +275,8 @@ cdef int queue(Submission *s) noexcept nogil:
     for d in range(s.copier.n_devices):
         start_device(&s.copier.devices[d])
     status = record_gates(s)
+    if status == OK:
+        status = queue_bundles(s)
     if status != OK:
         return status
     for layer in range(layout.n_layers):
@@ -314,42 +314,95 @@ cdef int record_gates(Submission *s) noexcept nogil:
     return status
 
 
+cdef int queue_bundles(Submission *s) noexcept nogil:
+    """The small parts that move together, before the first layer. Every lane waits for them when it is opened, so that each layer's
+    event stands for them too."""
+    cdef const Bundle *bundle
+    cdef Lane *lanes[MAX_DEVICES][ROUTES]
+    cdef int32_t b, d, n, route, recorded = 0
+    cdef int status = OK
+    memset(lanes, 0, sizeof(lanes))
+    start_emission(s)
+    for b in range(s.plan.n_bundles):
+        bundle = &s.plan.bundles[b]
+        if bundle.count == 1 or s.copier.units[bundle.part].first == s.copier.units[bundle.part].end:
+            continue
+        status = go_to_lane(s, lanes, bundle.part)
+        if status == OK:
+            status = emit_bundle(&s.emission, s.plan, s.request, bundle, &s.copier.units[bundle.part])
+        if status != OK:
+            return status
+    status = emit_end(&s.emission)
+    if status == OK:
+        status = record_lanes(s, lanes, &recorded)
+    if status != OK or recorded == 0:
+        return status
+    for d in range(s.copier.n_devices if recorded > 1 else 0):      # lanes with bundles wait for one another's
+        for route in range(<int>ROUTES):
+            for n in range(recorded):
+                if lanes[d][route] != NULL and status == OK:
+                    status = wait_event(s, lane_stream(lanes[d][route]), s.slot.recorded[n])
+    s.slot.first_event[0] = recorded
+    return status
+
+
 cdef int queue_layer(Submission *s, int32_t layer) noexcept nogil:
     """All of a layer's bytes on a route go on one lane; behind them, on each lane, the event that wait_layer hands out."""
     cdef const LayoutData *layout = s.plan.target.layout
     cdef Lane *lanes[MAX_DEVICES][ROUTES]
-    cdef Lane *lane
-    cdef int32_t k, part, d, route, recorded = s.slot.first_event[layer]
+    cdef int32_t k, part, recorded = s.slot.first_event[layer]
     cdef int status = OK
     memset(lanes, 0, sizeof(lanes))
-    s.emission.take, s.emission.sink, s.emission.pending.rows = take_extent, s, 0
-    s.lane = NULL
+    start_emission(s)
     for k in range(layout.first[layer], layout.first[layer + 1]):
         part = layout.order[k]
-        if s.copier.units[part].first == s.copier.units[part].end:
+        if s.copier.units[part].first == s.copier.units[part].end or moves_early(s.plan, part):
             continue
-        route = s.plan.parts[part].route
-        d = device_index(s.copier, s.plan.parts[part].device)
-        lane = lanes[d][route]
-        if lane == NULL:
-            lane = lanes[d][route] = choose_lane(&s.copier.devices[d], route)
-        if lane != s.lane:
-            status = emit_end(&s.emission)        # the pending extent belongs to the lane before
-            s.lane, s.device = lane, &s.copier.devices[d]
-        if status == OK and not lane.used:
-            status = open_lane(s, d)
+        status = go_to_lane(s, lanes, part)
         if status == OK:
             status = emit_part(&s.emission, s.plan, s.request, part, &s.copier.units[part])
         if status != OK:
             return status
     status = emit_end(&s.emission)
-    for d in range(s.copier.n_devices):
-        for route in range(<int>ROUTES):
-            if status == OK and lanes[d][route] != NULL:
-                status = record_layer(s, d, lanes[d][route], recorded)
-                recorded += 1
+    if status == OK:
+        status = record_lanes(s, lanes, &recorded)
     s.slot.first_event[layer + 1] = recorded
     return status
+
+
+cdef void start_emission(Submission *s) noexcept nogil:
+    s.emission.take, s.emission.sink, s.emission.pending.rows = take_extent, s, 0
+    s.lane = NULL
+
+
+cdef int go_to_lane(Submission *s, Lane *(*lanes)[ROUTES], int32_t part) noexcept nogil:
+    """Makes the lane of a part's route the one that extents go to: the one that this layer took already, or the one to take now."""
+    cdef int32_t route = s.plan.parts[part].route
+    cdef int32_t d = device_index(s.copier, s.plan.parts[part].device)
+    cdef Lane *lane = lanes[d][route]
+    cdef int status = OK
+    if lane == NULL:
+        lane = lanes[d][route] = choose_lane(&s.copier.devices[d], route)
+    if lane != s.lane:
+        status = emit_end(&s.emission)      # the pending extent belongs to the lane before
+        s.lane, s.device = lane, &s.copier.devices[d]
+    if status == OK and not lane.used:
+        status = open_lane(s, d)
+    return status
+
+
+cdef int record_lanes(Submission *s, Lane *(*lanes)[ROUTES], int32_t *recorded) noexcept nogil:
+    """An event behind what was queued on each lane; recorded counts them on."""
+    cdef int32_t d, route
+    cdef int status
+    for d in range(s.copier.n_devices):
+        for route in range(<int>ROUTES):
+            if lanes[d][route] != NULL:
+                status = record_lane(s, d, lanes[d][route], recorded[0])
+                if status != OK:
+                    return status
+                recorded[0] += 1
+    return OK
 
 
 cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
@@ -375,7 +428,7 @@ cdef Lane *choose_lane(DeviceLanes *device, int32_t route) noexcept nogil:
 
 cdef int open_lane(Submission *s, int32_t d) noexcept nogil:
     """Before a lane's first copy of this ticket it waits for whatever wrote the source and whatever still reads or writes the target:
-    what the request names, and our own earlier tickets on these states."""
+    what the request names, and our own earlier tickets on these states; and for this ticket's bundles."""
     cdef cudaStream_t stream = lane_stream(s.lane)
     cdef const Wait *wait
     cdef cudaEvent_t event
@@ -399,6 +452,9 @@ cdef int open_lane(Submission *s, int32_t d) noexcept nogil:
     for n in range(s.copier.n_slots):
         if status == OK and (s.plan.target.readers[n >> 6] >> (n & 63)) & 1:
             status = wait_ticket(s, stream, s.copier.slots[n].ticket)
+    for n in range(s.slot.first_event[0]):
+        if status == OK:
+            status = wait_event(s, stream, s.slot.recorded[n])
     return status
 
 
@@ -419,7 +475,7 @@ cdef int wait_ticket(Submission *s, cudaStream_t stream, uint64_t ticket) noexce
     return OK
 
 
-cdef int record_layer(Submission *s, int32_t d, Lane *lane, int32_t index) noexcept nogil:
+cdef int record_lane(Submission *s, int32_t d, Lane *lane, int32_t index) noexcept nogil:
     cdef cudaEvent_t event = s.slot.events[d * s.copier.layer_events + s.slot.taken[d]]
     cdef int status
     s.device = &s.copier.devices[d]

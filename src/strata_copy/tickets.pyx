@@ -44,6 +44,7 @@ cdef void unpin(Slot *slot) noexcept nogil:
 
 cdef int ticket_wait_layer(Ticket ticket, int32_t layer, void *stream, int64_t timeout_ns, Error *error) noexcept nogil:
     cdef Slot *slot = pin(ticket)
+    cdef int32_t begin, end
     cdef int status
     if slot == NULL:
         return no_ticket(ticket, error)
@@ -53,8 +54,10 @@ cdef int ticket_wait_layer(Ticket ticket, int32_t layer, void *stream, int64_t t
     else:
         status = wait_queued(slot, layer + 1, timeout_ns, error)
     if status == OK:
-        status = wait_events(stream, &slot.recorded[slot.first_event[layer]], slot.first_event[layer + 1] - slot.first_event[layer],
-                             error)
+        begin, end = slot.first_event[layer], slot.first_event[layer + 1]
+        if begin == end:        # what it needs has moved in bundles, if anything
+            begin, end = 0, slot.first_event[0]
+        status = wait_events(stream, &slot.recorded[begin], end - begin, error)
     unpin(slot)
     return status
 

@@ -16,7 +16,9 @@ setup(
     ext_modules=cythonize(
         [
             Extension("consumer", ["consumer.pyx"], include_dirs=INCLUDE),
-            Extension("consumer_c", ["consumer_c.c"], include_dirs=INCLUDE, extra_compile_args=[*PYTHON, "-std=c11", *STRICT]),
+            Extension(
+                "consumer_c", ["consumer_c.c"], include_dirs=INCLUDE, extra_compile_args=[*PYTHON, "-std=c11", *STRICT]
+            ),
             Extension(
                 "consumer_cpp",
                 ["consumer_cpp.cpp"],
