@@ -50,8 +50,8 @@ def attention(layer, format):
 
 
 def small_layout(format="k8v4", *, layers=4, draft=False, identity=b""):
-    """Layers 0, 2, ... are recurrent, 1, 3, ... attention; the session has a window of its own. The layer behind them is the
-    draft's, with a group and a mark of its own."""
+    """Layers 0, 2, ... are recurrent, 1, 3, ... attention; the session has a window of its own. The layer behind them
+    is the draft's, with a group and a mark of its own."""
     parts = [sc.Part(name="window", layer=-1, unit_bytes=360, growth=sc.Growth.state())]
     for layer in range(layers):
         if layer % 2:
@@ -99,15 +99,14 @@ def allocate(kind, device, size):
 class Memory:
     """Memory of one state: for each part a block with guards on both sides, every byte of it a pattern of its own.
 
-    tag: two memories with different tags hold different patterns. where: kind of all places, or a function of (number, part)
-    that returns the fields of that part's Place. together: in one allocation, block behind block, layers evenly spaced; else each
-    block is an allocation, as where a function says where.
+    tag: two memories with different tags hold different patterns. where: kind of all places, or a function of (number,
+    part) that returns the fields of that part's Place. together: one allocation for each kind and device, block behind
+    block, so that layers are evenly spaced; else each block is an allocation. gaps: bytes before each block, if not 0.
     """
 
-    def __init__(self, layout, tag, where="device", marks=None, device=0, together=True):
+    def __init__(self, layout, tag, where="device", marks=None, device=0, together=True, gaps=()):
         self.layout, self.tag = layout, tag
         marks = marks or (CAPACITY,) * len(layout.marks)
-        together = together and isinstance(where, str)
         fields, sizes = [], []
         for i, part in enumerate(layout.parts):
             fields.append({"kind": where, "device": device} if isinstance(where, str) else dict(where(i, part)))
@@ -116,13 +115,14 @@ class Memory:
             fields[i].setdefault("device", device)
             size = 2 * GUARD + reference.span(sc.Place(base=0, **fields[i]), part)
             sizes.append(-(-size // ALIGNMENT) * ALIGNMENT)
-        if together:
-            bases = [allocate(where, device, sum(sizes))]
-            self.allocations = [(where, bases[0])]
-            bases += [bases[0] + end for end in accumulate(sizes[:-1])]
-        else:
-            bases = [allocate(field["kind"], field["device"], size) for field, size in zip(fields, sizes, strict=True)]
-            self.allocations = [(field["kind"], base) for field, base in zip(fields, bases, strict=True)]
+        self.allocations, bases = [], [0] * len(sizes)
+        pieces = [(field["kind"], field["device"], None if together else i) for i, field in enumerate(fields)]
+        for piece in dict.fromkeys(pieces):
+            mine = [i for i in range(len(sizes)) if pieces[i] == piece]
+            needed = [(gaps[i] if gaps else 0) + sizes[i] for i in mine]
+            self.allocations.append((piece[0], allocate(*piece[:2], sum(needed))))
+            for i, end in zip(mine, accumulate(needed), strict=True):
+                bases[i] = self.allocations[-1][1] + end - sizes[i]
         self.blocks = [(field["kind"], base, size) for field, base, size in zip(fields, bases, sizes, strict=True)]
         self.places = [sc.Place(base=base + GUARD, **field) for base, field in zip(bases, fields, strict=True)]
         self.fill()

@@ -199,8 +199,8 @@ def test_the_error_names_the_device_whose_lane_failed(memory):
             sc.Part(name="near", layer=1, unit_bytes=8, growth=state),
         ]
     )
-    source = memory(layout, 1, lambda i, part: {"device": int(part.name == "far")})
-    target = memory(layout, 2, "pinned")
+    source = memory(layout, 1, lambda i, part: {"device": int(part.name == "far")}, together=False)
+    target = memory(layout, 2, "pinned", together=False)
     with sc.Copier((0, 1), tickets=4, layer_events=24) as copier:
         host_runtime.fail("cudaMemcpyAsync", 3, INVALID_VALUE)
         with pytest.raises(sc.Failed) as failed:

@@ -1,6 +1,7 @@
 """A small foreign copy again and again, alone or beside a long copy, and how long each took. Without the GIL."""
 
 from libc.stdint cimport int64_t, uint64_t
+from posix.time cimport nanosleep, timespec
 
 cimport strata_copy as sc
 from common.clock cimport now
@@ -34,9 +35,9 @@ cdef bint has_ended(const Long *copy) noexcept nogil:
 cdef class Foreign:
     """A copy of `size` bytes between the device and pinned memory, on a non-blocking stream of its own, again and again.
 
-    inwards: from pinned memory to the device. at_random False: each starts `period` ns after the last was complete, as a loop that works
-    in between does. That keeps step with the gaps of a long copy whose chunks take a little longer. at_random True: the pause is anything
-    up to twice as long, so that the copies come at every point of a chunk alike. `close` it.
+    inwards: from pinned memory to the device. at_random False: after each copy the thread sleeps for `period` ns, as a loop that works in
+    between does. That keeps step with the gaps of a long copy whose chunks take a little longer. at_random True: it is awake, and the
+    pause is anything up to twice as long, so that the copies come at every point of a chunk alike. `close` it.
     """
 
     cdef size_t device, pinned, size, word, cell    # addresses; word: pinned; cell: on the device, holds 1
@@ -76,7 +77,7 @@ cdef class Foreign:
                 while now() < due:
                     pass
                 code = self.copy(&error)
-                due = now() + self.pause()
+                due = self.pause()
         check(code, &error)
         return np.array(self.times[:self.samples])
 
@@ -140,7 +141,7 @@ cdef class Foreign:
         self.samples = 0
         while code == 0:
             code = self.copy(error)
-            due = now() + self.pause()
+            due = self.pause()
             while True:
                 if has_ended(copy):
                     ended[0] = now()
@@ -150,10 +151,14 @@ cdef class Foreign:
         return code
 
     cdef int64_t pause(self) noexcept nogil:
+        """When the next copy is due; a sleep is over by then."""
+        cdef timespec t
         if not self.at_random:
-            return self.period
+            t.tv_sec, t.tv_nsec = 0, self.period
+            nanosleep(&t, NULL)
+            return now()
         self.drawn = self.drawn * 6364136223846793005ULL + 1442695040888963407ULL     # Knuth's MMIX generator; its high bits
-        return <int64_t>(2 * self.period * ((self.drawn >> 33) / <double>(1 << 31)))
+        return now() + <int64_t>(2 * self.period * ((self.drawn >> 33) / <double>(1 << 31)))
 
     cdef int copy(self, sc.Error *error) noexcept nogil:
         """One foreign copy, from its call until its event is found complete."""

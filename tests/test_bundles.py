@@ -1,0 +1,84 @@
+"""Small parts of several layers that are evenly spaced go in one copy, before the first layer: the same bytes, and
+waited for by all."""
+
+import numpy as np
+import pytest
+
+import strata_copy as sc
+from fixtures import SYNCED, after_copy, allocate, differences, needed_by, read, small_layout
+from strata_copy import presets, rig, runtime
+
+LAYOUT = small_layout("int8", layers=8)
+
+
+def test_evenly_spaced_small_parts_of_all_layers_are_one_extent(memory, copier):
+    source, target = memory(LAYOUT, 1), memory(LAYOUT, 2, "pinned")
+    extents = copier.plan(source.state, target.state).extents(9)
+    for name in ("recurrent", "idx_tail", "idx_block_pos"):
+        layers = [part.layer for part in LAYOUT.parts if part.name == name]
+        size = LAYOUT.parts[LAYOUT.index(layers[0], name)].unit_bytes
+        first, second = (target.address(layer, name) for layer in layers[:2])
+        assert [e[1:] for e in extents if e[0] == first] == [
+            (source.address(layers[0], name), size, len(layers), second - first, second - first)
+        ]
+
+
+def test_large_parts_and_rows_that_grow_stay_with_their_layer(memory, copier):
+    large = sc.Layout(
+        [sc.Part(name="s", layer=layer, unit_bytes=20000, growth=sc.Growth.state()) for layer in range(3)]
+    )
+    rows = sc.Layout([sc.Part(name="k", layer=layer, unit_bytes=64, growth=sc.Growth.linear()) for layer in range(3)])
+    for layout, marks in ((large, (1,)), (rows, (1,))):
+        extents = copier.plan(memory(layout, 1).state, memory(layout, 2).state).extents(marks)
+        assert [e[3] for e in extents] == [1, 1, 1]
+
+
+def test_a_slot_of_the_model_takes_few_copies():
+    """Part by part they would be 145."""
+    layout = presets.qwen3_8_flash_next("int8", draft=False)
+    with (
+        rig.Session(layout, (64,), number=1) as source,
+        rig.Session(layout, (64,), number=2) as target,
+        sc.Copier(tickets=1) as copier,
+    ):
+        extents = copier.plan(source.state, target.state).extents(64)
+    assert len(extents) <= 101
+    assert sum(width * rows for _, _, width, rows, _, _ in extents) == layout.bytes_at([64])
+
+
+def routes(side):
+    """Rows that grow leave the device or come to it; the small parts beside them stay on it, or go another way."""
+    kinds = {
+        "k": ("device", "pinned"),
+        "v": ("pinned", "device"),
+        "recurrent": ("device", "pinned"),
+        "idx_tail": ("pinned", "device"),
+        "k_scale": ("pinned", "pinned"),
+    }
+    return lambda i, part: {"kind": kinds.get(part.name, ("device", "device"))[side]}
+
+
+@pytest.mark.parametrize("order", [range(8), range(7, -1, -1), [5, 0, 7]], ids=["up", "down", "some"])
+def test_every_layer_waits_for_the_small_parts_that_moved_before_it(memory, order, seed):
+    """They go on other lanes than the rest of the layer."""
+    source, target = memory(LAYOUT, 1, routes(0)), memory(LAYOUT, 2, routes(1))
+    wanted, seen = after_copy(source, target, 9), []
+    copier = sc.Copier(tickets=2, layer_events=64)
+    ticket = copier.submit(source.state, target.state, upto=9, after=SYNCED)
+    for layer in order:
+        stream = runtime.stream_create()
+        assert ticket.wait_layer(layer, stream)
+        for i, (part, (kind, base, size)) in enumerate(zip(LAYOUT.parts, target.blocks, strict=True)):
+            if needed_by(part) == layer:
+                copy = allocate("pinned" if kind == "device" else "device", 0, size)
+                runtime.memcpy_async(copy, base, size, stream)
+                seen.append((i, stream, kind, copy, size))
+    for i, stream, kind, copy, size in seen:
+        runtime.stream_synchronize(stream)
+        assert np.array_equal(read(copy, size), wanted[i]), LAYOUT.parts[i]
+        (runtime.host_free if kind == "device" else runtime.free)(copy)
+    for stream in {stream for _, stream, _, _, _ in seen}:
+        runtime.stream_destroy(stream)
+    assert ticket.sync()
+    copier.close()
+    assert differences(target, wanted) == []
