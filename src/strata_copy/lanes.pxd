@@ -68,7 +68,9 @@ cdef struct Slot:
     int32_t holding             # under the lock; it still holds source and target
     PlanData *plan
     int32_t n_layers
-    int32_t *first_event        # recorded[first_event[l]] to recorded[first_event[l + 1]] end layer l; those before, the bundles
+    int32_t *first_event        # recorded[first_event[l]] to recorded[end_event[l]] are behind all that layer l needs
+    int32_t *end_event
+    int32_t bundle_events       # recorded[0] to recorded[bundle_events] are behind the bundles
     cudaEvent_t *recorded       # events in the order in which they were recorded
     cudaEvent_t *events         # layer_events of each device
     cudaEvent_t *done           # of each device: behind everything on it

@@ -239,13 +239,14 @@ cdef int make_tables(CopierData *copier, Error *error) noexcept nogil:
     whole = copier.devices != NULL and copier.slots != NULL
     for i in range(copier.n_slots if whole else 0):
         slot = &copier.slots[i]
-        slot.first_event = <int32_t *>calloc(MAX_LAYERS + 1, sizeof(int32_t))
+        slot.first_event = <int32_t *>calloc(MAX_LAYERS, sizeof(int32_t))
+        slot.end_event = <int32_t *>calloc(MAX_LAYERS, sizeof(int32_t))
         slot.recorded = <cudaEvent_t *>calloc(n, sizeof(cudaEvent_t))
         slot.events = <cudaEvent_t *>calloc(n, sizeof(cudaEvent_t))
         slot.done = <cudaEvent_t *>calloc(copier.n_devices, sizeof(cudaEvent_t))
         slot.taken = <int32_t *>calloc(copier.n_devices, sizeof(int32_t))
-        whole = (whole and slot.first_event != NULL and slot.recorded != NULL and slot.events != NULL and slot.done != NULL
-                 and slot.taken != NULL)
+        whole = (whole and slot.first_event != NULL and slot.end_event != NULL and slot.recorded != NULL
+                 and slot.events != NULL and slot.done != NULL and slot.taken != NULL)
     if not whole:
         return outcome(error, REFUSED, REASON_MEMORY, "no host memory for %d tickets of %d events", copier.n_slots, n)
     return OK
@@ -256,6 +257,7 @@ cdef void free_tables(CopierData *copier) noexcept nogil:
     if copier.slots != NULL:
         for i in range(copier.n_slots):
             free(copier.slots[i].first_event)
+            free(copier.slots[i].end_event)
             free(copier.slots[i].recorded)
             free(copier.slots[i].events)
             free(copier.slots[i].done)

@@ -31,6 +31,9 @@ from strata_copy.tickets cimport QUEUING, check_stream, end_badly, sweep
 
 cdef uint64_t generations = 0       # of tickets, under the copier's lock; goes on from copier to copier
 
+cdef enum:
+    SHARED_BYTES = 8 << 20      # layers share events up to here: 0.15 ms of PCIe
+
 # One submit under way. It lives on the caller's stack, under the copier's lock.
 cdef struct Submission:
     CopierData *copier
@@ -42,6 +45,10 @@ cdef struct Submission:
     DeviceLanes *device         # where the extents that are being emitted go
     Lane *lane
     Emission emission
+    Lane *lanes[MAX_DEVICES][ROUTES]    # those that took bytes since the latest events
+    int64_t unmarked            # bytes since then
+    int32_t first_unmarked      # the first layer without events
+    int32_t recorded            # events so far
     bint started                # the first copy call was made: from here on the target may differ
 
 
@@ -225,7 +232,9 @@ cdef Slot *take_slot(Submission *s, int64_t bytes, int64_t started) noexcept nog
     plan_hold(s.plan)
     clear(&slot.error)
     slot.n_layers = s.plan.target.layout.n_layers
-    memset(slot.first_event, 0, (slot.n_layers + 1) * sizeof(int32_t))
+    memset(slot.first_event, 0, slot.n_layers * sizeof(int32_t))
+    memset(slot.end_event, 0, slot.n_layers * sizeof(int32_t))
+    slot.bundle_events = 0
     slot.bytes, slot.started, slot.submitted, slot.ended, slot.asked = bytes, started, started, started, 0
     slot.released = slot.reported = slot.layers_queued = 0
     slot.word = 1 + generations % CELLS
@@ -284,7 +293,6 @@ cdef int queue(Submission *s) noexcept nogil:
         if status != OK:
             s.error.layer = layer
             return status
-        store_i32(&s.slot.layers_queued, layer + 1)
     for d in range(s.copier.n_devices):
         if s.slot.taken[d] >= 0:
             status = queue_end(s, d)
@@ -318,56 +326,75 @@ cdef int queue_bundles(Submission *s) noexcept nogil:
     """The small parts that move together, before the first layer. Every lane waits for them when it is opened, so that each layer's
     event stands for them too."""
     cdef const Bundle *bundle
-    cdef Lane *lanes[MAX_DEVICES][ROUTES]
-    cdef int32_t b, d, n, route, recorded = 0
+    cdef int32_t b, d, n, route
     cdef int status = OK
-    memset(lanes, 0, sizeof(lanes))
     start_emission(s)
     for b in range(s.plan.n_bundles):
         bundle = &s.plan.bundles[b]
         if bundle.count == 1 or s.copier.units[bundle.part].first == s.copier.units[bundle.part].end:
             continue
-        status = go_to_lane(s, lanes, bundle.part)
+        status = go_to_lane(s, bundle.part)
         if status == OK:
             status = emit_bundle(&s.emission, s.plan, s.request, bundle, &s.copier.units[bundle.part])
         if status != OK:
             return status
     status = emit_end(&s.emission)
     if status == OK:
-        status = record_lanes(s, lanes, &recorded)
-    if status != OK or recorded == 0:
-        return status
-    for d in range(s.copier.n_devices if recorded > 1 else 0):      # lanes with bundles wait for one another's
+        status = record_lanes(s)
+    for d in range(s.copier.n_devices if s.recorded > 1 else 0):    # lanes with bundles wait for one another's
         for route in range(<int>ROUTES):
-            for n in range(recorded):
-                if lanes[d][route] != NULL and status == OK:
-                    status = wait_event(s, lane_stream(lanes[d][route]), s.slot.recorded[n])
-    s.slot.first_event[0] = recorded
+            for n in range(s.recorded):
+                if s.lanes[d][route] != NULL and status == OK:
+                    status = wait_event(s, lane_stream(s.lanes[d][route]), s.slot.recorded[n])
+    s.slot.bundle_events = s.recorded
+    begin_marks(s, 0)
     return status
 
 
 cdef int queue_layer(Submission *s, int32_t layer) noexcept nogil:
     """All of a layer's bytes on a route go on one lane; behind them, on each lane, the event that wait_layer hands out."""
     cdef const LayoutData *layout = s.plan.target.layout
-    cdef Lane *lanes[MAX_DEVICES][ROUTES]
-    cdef int32_t k, part, recorded = s.slot.first_event[layer]
+    cdef int32_t k, part, first = s.recorded
     cdef int status = OK
-    memset(lanes, 0, sizeof(lanes))
     start_emission(s)
     for k in range(layout.first[layer], layout.first[layer + 1]):
         part = layout.order[k]
         if s.copier.units[part].first == s.copier.units[part].end or moves_early(s.plan, part):
             continue
-        status = go_to_lane(s, lanes, part)
+        status = go_to_lane(s, part)
         if status == OK:
             status = emit_part(&s.emission, s.plan, s.request, part, &s.copier.units[part])
         if status != OK:
             return status
     status = emit_end(&s.emission)
-    if status == OK:
-        status = record_lanes(s, lanes, &recorded)
-    s.slot.first_event[layer + 1] = recorded
-    return status
+    if status != OK or shares_events(s, layer):
+        return status
+    status = record_lanes(s)
+    if status != OK:
+        return status
+    for k in range(s.first_unmarked, layer + 1):
+        s.slot.first_event[k], s.slot.end_event[k] = first, s.recorded
+    begin_marks(s, layer + 1)
+    store_i32(&s.slot.layers_queued, layer + 1)
+    return OK
+
+
+cdef bint shares_events(const Submission *s, int32_t layer) noexcept nogil:
+    """Whether the next layer's events stand for this one too. On a lane over PCIe an event between two copies costs as much as 200 KB,
+    so layers of a few megabytes share them. Never the first layer, which somebody waits for, nor the last."""
+    cdef int32_t d, route
+    if layer == 0 or layer == s.slot.n_layers - 1 or s.unmarked >= SHARED_BYTES:
+        return False
+    for d in range(s.copier.n_devices):
+        for route in range(<int>ROUTES):
+            if s.lanes[d][route] != NULL and not s.lanes[d][route].paired:
+                return False
+    return True
+
+
+cdef void begin_marks(Submission *s, int32_t layer) noexcept nogil:
+    memset(s.lanes, 0, sizeof(s.lanes))
+    s.unmarked, s.first_unmarked = 0, layer
 
 
 cdef void start_emission(Submission *s) noexcept nogil:
@@ -375,14 +402,14 @@ cdef void start_emission(Submission *s) noexcept nogil:
     s.lane = NULL
 
 
-cdef int go_to_lane(Submission *s, Lane *(*lanes)[ROUTES], int32_t part) noexcept nogil:
+cdef int go_to_lane(Submission *s, int32_t part) noexcept nogil:
     """Makes the lane of a part's route the one that extents go to: the one that this layer took already, or the one to take now."""
     cdef int32_t route = s.plan.parts[part].route
     cdef int32_t d = device_index(s.copier, s.plan.parts[part].device)
-    cdef Lane *lane = lanes[d][route]
+    cdef Lane *lane = s.lanes[d][route]
     cdef int status = OK
     if lane == NULL:
-        lane = lanes[d][route] = choose_lane(&s.copier.devices[d], route)
+        lane = s.lanes[d][route] = choose_lane(&s.copier.devices[d], route)
     if lane != s.lane:
         status = emit_end(&s.emission)      # the pending extent belongs to the lane before
         s.lane, s.device = lane, &s.copier.devices[d]
@@ -391,18 +418,15 @@ cdef int go_to_lane(Submission *s, Lane *(*lanes)[ROUTES], int32_t part) noexcep
     return status
 
 
-cdef int record_lanes(Submission *s, Lane *(*lanes)[ROUTES], int32_t *recorded) noexcept nogil:
-    """An event behind what was queued on each lane; recorded counts them on."""
+cdef int record_lanes(Submission *s) noexcept nogil:
+    """An event behind what was queued on each lane since the latest events."""
     cdef int32_t d, route
-    cdef int status
+    cdef int status = OK
     for d in range(s.copier.n_devices):
         for route in range(<int>ROUTES):
-            if lanes[d][route] != NULL:
-                status = record_lane(s, d, lanes[d][route], recorded[0])
-                if status != OK:
-                    return status
-                recorded[0] += 1
-    return OK
+            if s.lanes[d][route] != NULL and status == OK:
+                status = record_lane(s, d, s.lanes[d][route])
+    return status
 
 
 cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
@@ -411,6 +435,7 @@ cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
         s.started = True
         add_i64(<int64_t *>&s.plan.target.generation, 1)
     s.error.part = s.emission.part
+    s.unmarked += extent.width * extent.rows
     return lane_copy(s.copier, s.device, s.lane, extent, &s.guard, s.error)
 
 
@@ -452,7 +477,7 @@ cdef int open_lane(Submission *s, int32_t d) noexcept nogil:
     for n in range(s.copier.n_slots):
         if status == OK and (s.plan.target.readers[n >> 6] >> (n & 63)) & 1:
             status = wait_ticket(s, stream, s.copier.slots[n].ticket)
-    for n in range(s.slot.first_event[0]):
+    for n in range(s.slot.bundle_events):
         if status == OK:
             status = wait_event(s, stream, s.slot.recorded[n])
     return status
@@ -475,14 +500,15 @@ cdef int wait_ticket(Submission *s, cudaStream_t stream, uint64_t ticket) noexce
     return OK
 
 
-cdef int record_lane(Submission *s, int32_t d, Lane *lane, int32_t index) noexcept nogil:
+cdef int record_lane(Submission *s, int32_t d, Lane *lane) noexcept nogil:
     cdef cudaEvent_t event = s.slot.events[d * s.copier.layer_events + s.slot.taken[d]]
     cdef int status
     s.device = &s.copier.devices[d]
     status = record(s, event, lane_stream(lane))
     if status == OK:
         s.slot.taken[d] += 1
-        s.slot.recorded[index] = lane.last = event
+        s.slot.recorded[s.recorded] = lane.last = event
+        s.recorded += 1
     return status
 
 

@@ -54,9 +54,9 @@ cdef int ticket_wait_layer(Ticket ticket, int32_t layer, void *stream, int64_t t
     else:
         status = wait_queued(slot, layer + 1, timeout_ns, error)
     if status == OK:
-        begin, end = slot.first_event[layer], slot.first_event[layer + 1]
+        begin, end = slot.first_event[layer], slot.end_event[layer]
         if begin == end:        # what it needs has moved in bundles, if anything
-            begin, end = 0, slot.first_event[0]
+            begin, end = 0, slot.bundle_events
         status = wait_events(stream, &slot.recorded[begin], end - begin, error)
     unpin(slot)
     return status
