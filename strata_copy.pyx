@@ -15,11 +15,11 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 cimport strata_copy.abi as abi
-from strata_copy.abi cimport AGAIN, API_VERSION, FAILED, OK, REASON_LAYOUT, REFUSED, Error
+from strata_copy.abi cimport AGAIN, API_VERSION, FAILED, OK, REASON_CLOSED, REASON_LAYOUT, REFUSED, Error
 from strata_copy.atomics cimport load_i32, load_u64
 from strata_copy.cudart cimport clear, outcome, require_runtime
 from strata_copy.lanes cimport MAX_DEVICES, CopierData, the_copier
-from strata_copy.layout cimport MAX_GROUPS, Layout, LayoutData
+from strata_copy.layout cimport MAX_GROUPS, Layout, LayoutData, layout_data
 from strata_copy.opening cimport close_on_thread, open_on_thread
 from strata_copy.plan cimport (
     MAX_SOURCES, Emission, Extent, PlanData, Units, emit_bundle, emit_end, emit_part, plan_drop, plan_new, units_to_move,
@@ -33,7 +33,7 @@ from strata_copy.tickets cimport (
 )
 from strata_copy.values cimport RequestValues, fill_place, fill_request
 
-from strata_copy.places import handle
+from strata_copy.places import handle, nanoseconds, whole
 
 ROUTE_NAMES = ("local", "out", "in", "host")
 
@@ -70,18 +70,21 @@ cdef class State:
     def __init__(self, Layout layout, places, *, owner=None):
         cdef Error error
         cdef int status
+        cdef LayoutData *layout_values = layout_data(layout)
+        if self.data != NULL:
+            raise TypeError("a State is made once")
         require_runtime()
         self.layout = layout
         self.places = tuple(places)
         self.owner = owner
-        if len(self.places) != layout.data.n_parts:
-            raise ValueError(f"{len(self.places)} places for the {layout.data.n_parts} parts of the layout")
+        if len(self.places) != layout_values.n_parts:
+            raise ValueError(f"{len(self.places)} places for the {layout_values.n_parts} parts of the layout")
         clear(&error)
-        self.data = state_new(layout.data, &error)
+        self.data = state_new(layout_values, &error)
         if self.data == NULL:
             raise_error(&error)
         for i, place in enumerate(self.places):
-            fill_place(place, &layout.data.parts[<int32_t>i], &self.data.places[<int32_t>i])
+            fill_place(place, &layout_values.parts[<int32_t>i], &self.data.places[<int32_t>i])
         with nogil:
             status = check_places(self.data, &error)
         if status != OK:
@@ -98,25 +101,26 @@ cdef class State:
     @property
     def generation(self):
         """Counts what changed the content: copies submitted into this state, and resets."""
-        return load_u64(&self.data.generation)
+        return load_u64(&state_data(self).generation)
 
     @property
     def valid(self):
         """False from a failed or cancelled copy into this state until `reset`."""
-        return load_i32(&self.data.invalid) == 0
+        return load_i32(&state_data(self).invalid) == 0
 
     @property
     def busy(self):
         """True while a ticket in flight was last seen to read or write this state."""
-        return load_i32(&self.data.holds) != 0
+        return load_i32(&state_data(self).holds) != 0
 
     def reset(self):
         """The content starts anew: valid again after a failed copy, with a new generation. Raises Refused while a ticket uses it."""
         cdef Error error
+        cdef StateData *data = state_data(self)
         cdef int status
         clear(&error)
         with nogil:
-            status = reset_state(self.data, &error)
+            status = reset_state(data, &error)
         if status != OK:
             raise_error(&error)
 
@@ -153,6 +157,7 @@ cdef class Plan:
 
     def routes(self):
         """The routes of this plan's parts with the devices that carry them: a set of (route, device)."""
+        plan_data(self)
         return {(ROUTE_NAMES[self.data.parts[i].route], self.data.parts[i].device) for i in range(self.data.target.layout.n_parts)}
 
     def submit(self, upto, *, after=None, begin=None, groups=None, src_bank=None, dst_bank=None, src_generation=0, dst_generation=0):
@@ -168,6 +173,7 @@ cdef class Plan:
         Source and target are held until the ticket ends. Raises Refused (nothing was written), Failed (the target is INVALID),
         Poisoned.
         """
+        plan_data(self)
         return self.copier._submit(self, upto, after, begin, groups, src_bank, dst_bank, src_generation, dst_generation)
 
     def extents(self, upto, begin=None):
@@ -178,6 +184,7 @@ cdef class Plan:
         """
         cdef Error error
         cdef RequestValues values
+        cdef PlanData *data = plan_data(self)
         cdef int64_t bytes = 0
         cdef int32_t layer, k, i
         cdef const LayoutData *layout = self.data.target.layout
@@ -228,20 +235,23 @@ cdef class Copier:
 
     def __init__(self, devices=(0,), *, tickets=64, layer_events=128, chunk=32 << 20, patience=10.0):
         cdef int32_t ordinals[MAX_DEVICES]
-        self.devices = tuple(devices)
+        if self.data != NULL:
+            raise TypeError("a Copier is made once")
+        if hasattr(devices, "__index__"):
+            raise TypeError(f"devices is {devices!r}; a list of ordinals is needed")
+        self.devices = tuple(whole("device", device, 0, (1 << 31) - 1) for device in devices)
         self.flying, self.ended = {}, deque(maxlen=1024)
         if not 1 <= len(self.devices) <= MAX_DEVICES or len(set(self.devices)) != len(self.devices):
             raise ValueError(f"devices {self.devices}; 1 to {MAX_DEVICES}, each once")
-        for name, value, high in (("tickets", tickets, MAX_TICKETS), ("layer_events", layer_events, 1 << 16), ("chunk", chunk, 1 << 40)):
-            if not 1 <= value <= high:
-                raise ValueError(f"{name} is {value}; may be 1 to {high}")
+        tickets, layer_events = whole("tickets", tickets, 1, MAX_TICKETS), whole("layer_events", layer_events, 1, 1 << 16)
+        chunk, patience = whole("chunk", chunk, 1, 1 << 40), nanoseconds(patience)
         for i, device in enumerate(self.devices):
             ordinals[<int32_t>i] = device
         require_runtime()
         with _opening:
             if the_copier() != NULL:
                 raise RuntimeError("a copier is open in this process: use that one, or close it")
-            self.data = open_on_thread(ordinals, len(self.devices), tickets, layer_events, chunk, <int64_t>(patience * 1e9))
+            self.data = open_on_thread(ordinals, len(self.devices), tickets, layer_events, chunk, patience)
 
     def __dealloc__(self):
         # Without close there is no thread to wait on here; in a fork the handles are the parent's.
@@ -278,7 +288,7 @@ cdef class Copier:
                 free_all(data)
             close_on_thread(data)
 
-    def plan(self, source, State target):
+    def plan(self, source, State target not None):
         """A Plan from `source` to `target`. source: a State, or a dict from each group's name to the State that it comes from.
 
         Raises Refused where the layouts differ (the first difference is named), where states overlap or are one, where a place is on
@@ -290,6 +300,7 @@ cdef class Copier:
         cdef int32_t n_sources
         cdef Plan plan = Plan.__new__(Plan)
         self._alive()
+        state_data(target)
         plan.copier, plan.target = self, target
         plan.sources = dict(source) if isinstance(source, dict) else dict.fromkeys(target.layout.groups, source)
         if set(plan.sources) != set(target.layout.groups):
@@ -299,7 +310,7 @@ cdef class Copier:
             raise ValueError(f"{len(distinct)} sources; at most {MAX_SOURCES}")
         clear(&error)
         for i, state in enumerate(distinct):
-            states[<int32_t>i] = (<State?>state).data
+            states[<int32_t>i] = state_data(state)
             difference = (<State>state).layout.difference(target.layout).encode()
             if difference:
                 outcome(&error, REFUSED, REASON_LAYOUT, "the layouts of source and target differ in %s", <const char *>difference)
@@ -310,12 +321,12 @@ cdef class Copier:
         with nogil:
             plan.data = plan_new(states, n_sources, target.data, source_of_group, &error)
             if plan.data != NULL:
-                adopt_plan(self.data, plan.data, &error)
+                adopt_plan(plan.data, &error)
         if error.status != OK:
             raise_error(&error)
         return plan
 
-    def submit(self, source, State target, *, upto, **how):
+    def submit(self, source, State target not None, *, upto, **how):
         """`plan(source, target).submit(upto, **how)`: for one copy between these states."""
         return self.plan(source, target).submit(upto, **how)
 
@@ -336,7 +347,8 @@ cdef class Copier:
         cdef int status
         self._alive()
         fill_request(&values, plan.target.layout, upto, begin, after, groups, src_bank, dst_bank)
-        values.request.src_generation, values.request.dst_generation = src_generation, dst_generation
+        values.request.src_generation = whole("src_generation", src_generation, 0, (1 << 64) - 1)
+        values.request.dst_generation = whole("dst_generation", dst_generation, 0, (1 << 64) - 1)
         self._collect()
         clear(&error)
         with nogil:
@@ -350,8 +362,11 @@ cdef class Copier:
         return ticket
 
     def _alive(self):
+        cdef Error error
         if self.closed:
-            raise RuntimeError("the copier is closed, or this process is a fork of the one that opened it")
+            clear(&error)
+            outcome(&error, REFUSED, REASON_CLOSED, "the copier is closed, or this process is a fork of the one that opened it")
+            raise_error(&error)
 
     def _collect(self):
         """Takes the tickets that have ended out of flight. They know how they ended, and their slots are free."""
@@ -381,21 +396,21 @@ cdef class Ticket:
 
     def wait_layer(self, layer, stream, timeout=0.0):
         """`stream` waits for all bytes that `layer` needs."""
-        return self._wait(layer, stream, timeout)
+        return self._wait(whole("layer", layer, 0, self.plan.target.layout.layers - 1), stream, timeout)
 
     def wait_done(self, stream, timeout=0.0):
         """`stream` waits for the whole copy: the target may be read behind it."""
-        return self._wait(None, stream, timeout)
+        return self._wait(-1, stream, timeout)
 
     def wait_source(self, stream, timeout=0.0):
         """`stream` waits for the last read of the source: it may be overwritten or freed behind it."""
-        return self._wait(None, stream, timeout)
+        return self._wait(-1, stream, timeout)
 
     def sync(self, timeout=None):
         """Holds the caller (not the GIL) until the copy has ended; False where it has not within `timeout` seconds."""
         cdef Error error
         cdef int status = AGAIN
-        cdef int64_t slice_ns, left = -1 if timeout is None else <int64_t>(timeout * 1e9)
+        cdef int64_t slice_ns, left = nanoseconds(timeout)
         while self.status == AGAIN:
             slice_ns = 50000000 if left < 0 or left > 50000000 else left    # so that signals are seen
             clear(&error)
@@ -455,14 +470,12 @@ cdef class Ticket:
         how = "in flight" if self.status == AGAIN else "done" if self.status == OK else type(self.failure).__name__
         return f"<Ticket {self.value:#x}: {progress.bytes_total} bytes, {how}>"
 
-    def _wait(self, layer, stream, timeout):
+    def _wait(self, int32_t layer, stream, timeout):
+        """layer -1: the whole copy."""
         cdef Error error
-        cdef int32_t number = -1 if layer is None else layer
         cdef void *stream_handle = <void *><size_t>handle(stream)
-        cdef int64_t ns = <int64_t>(timeout * 1e9)
+        cdef int64_t ns = nanoseconds(timeout)
         cdef int status
-        if layer is not None and not 0 <= number < self.plan.target.layout.layers:
-            raise ValueError(f"layer {layer}; the layout has {self.plan.target.layout.layers}")
         self._look()
         if self.failure is not None:
             raise self.failure
@@ -470,8 +483,8 @@ cdef class Ticket:
             return True
         clear(&error)
         with nogil:
-            status = (ticket_wait_done(self.ticket, stream_handle, ns, &error) if number < 0 else
-                      ticket_wait_layer(self.ticket, number, stream_handle, ns, &error))
+            status = (ticket_wait_done(self.ticket, stream_handle, ns, &error) if layer < 0 else
+                      ticket_wait_layer(self.ticket, layer, stream_handle, ns, &error))
         if status < OK:
             raise_error(&error)
         return status == OK
@@ -553,11 +566,11 @@ cdef int reset(abi.State *state, abi.Error *error) noexcept nogil:
 
 
 cdef abi.Plan *plan_of(object plan) except NULL:
-    return <abi.Plan *>(<Plan?>plan).data
+    return <abi.Plan *>plan_data(plan)
 
 
 cdef abi.State *state_of(object state) except NULL:
-    return <abi.State *>(<State?>state).data
+    return <abi.State *>state_data(state)
 
 
 cdef abi.Copier *copier_of(object copier) except NULL:
@@ -606,6 +619,18 @@ cdef int collect(void *sink, const Extent *e) noexcept nogil:
             return OK
         except MemoryError:
             return FAILED
+
+cdef StateData *state_data(State state) except NULL:
+    if state is None or state.data == NULL:
+        raise TypeError(f"a State is needed, not {None if state is None else 'one whose __init__ did not run'}")
+    return state.data
+
+
+cdef PlanData *plan_data(Plan plan) except NULL:
+    if plan is None or plan.data == NULL:
+        raise TypeError("a Plan that Copier.plan made is needed")
+    return plan.data
+
 
 cdef Ticket new_ticket(Plan plan, abi.Ticket value):
     cdef Ticket ticket = Ticket.__new__(Ticket)

@@ -46,22 +46,32 @@ def test_a_slot_of_the_model_takes_few_copies():
     assert sum(width * rows for _, _, width, rows, _, _ in extents) == layout.bytes_at([64])
 
 
-def routes(side):
-    """Rows that grow leave the device or come to it; the small parts beside them stay on it, or go another way."""
-    kinds = {
-        "k": ("device", "pinned"),
-        "v": ("pinned", "device"),
-        "recurrent": ("device", "pinned"),
-        "idx_tail": ("pinned", "device"),
-        "k_scale": ("pinned", "pinned"),
-    }
-    return lambda i, part: {"kind": kinds.get(part.name, ("device", "device"))[side]}
+OUT, IN, HOST, LOCAL = ("device", "pinned"), ("pinned", "device"), ("pinned", "pinned"), ("device", "device")
+ROUTES = {
+    "rows everywhere": {"k": OUT, "v": IN, "recurrent": OUT, "idx_tail": IN, "k_scale": HOST, "v_scale": LOCAL},
+    "rows on one lane": {
+        "k": OUT,
+        "v": OUT,
+        "k_scale": OUT,
+        "v_scale": OUT,
+        "pooled": OUT,
+        "idx_dead": OUT,
+        "idx_tail": IN,
+    },
+    "no rows but small parts": {"recurrent": IN, "idx_tail": OUT, "idx_block_pos": HOST},
+}
 
 
+def where(routes, side):
+    """The kinds of one side; local where no route is named."""
+    return lambda i, part: {"kind": routes.get(part.name, LOCAL)[side]}
+
+
+@pytest.mark.parametrize("routes", ROUTES.values(), ids=ROUTES)
 @pytest.mark.parametrize("order", [range(8), range(7, -1, -1), [5, 0, 7]], ids=["up", "down", "some"])
-def test_every_layer_waits_for_the_small_parts_that_moved_before_it(memory, order, seed):
+def test_every_layer_waits_for_the_small_parts_that_moved_before_it(memory, routes, order, seed):
     """They go on other lanes than the rest of the layer."""
-    source, target = memory(LAYOUT, 1, routes(0)), memory(LAYOUT, 2, routes(1))
+    source, target = memory(LAYOUT, 1, where(routes, 0)), memory(LAYOUT, 2, where(routes, 1))
     wanted, seen = after_copy(source, target, 9), []
     copier = sc.Copier(tickets=2, layer_events=64)
     ticket = copier.submit(source.state, target.state, upto=9, after=SYNCED)
@@ -82,3 +92,26 @@ def test_every_layer_waits_for_the_small_parts_that_moved_before_it(memory, orde
     assert ticket.sync()
     copier.close()
     assert differences(target, wanted) == []
+
+
+@pytest.mark.parametrize(("rows", "small"), [(OUT, IN), (IN, OUT), (LOCAL, OUT), (OUT, LOCAL)])
+def test_a_layer_on_one_lane_waits_for_small_parts_on_another(memory, rows, small, seed):
+    """As little as can be, so that few steps lead to the layer's end and what it does not wait for is still undone."""
+    parts = []
+    for layer in range(2):
+        parts.append(sc.Part(name="k", layer=layer, unit_bytes=512, growth=sc.Growth.linear()))
+        parts.append(sc.Part(name="beside", layer=layer, unit_bytes=256, growth=sc.Growth.state()))
+        parts.append(sc.Part(name="apart", layer=layer, unit_bytes=256, growth=sc.Growth.state()))
+    layout, routes = sc.Layout(parts), {"k": rows, "beside": rows, "apart": small}
+    source, target = memory(layout, 1, where(routes, 0)), memory(layout, 2, where(routes, 1))
+    i = layout.index(0, "apart")
+    kind, base, size = target.blocks[i]
+    stream, seen = runtime.stream_create(), allocate("pinned" if kind == "device" else "device", 0, size)
+    with sc.Copier(tickets=2, layer_events=8) as copier:
+        ticket = copier.submit(source.state, target.state, upto=1, after=SYNCED)
+        assert ticket.wait_layer(0, stream)
+        runtime.memcpy_async(seen, base, size, stream)
+        runtime.stream_synchronize(stream)
+        assert np.array_equal(read(seen, size), after_copy(source, target, 1)[i])
+    runtime.stream_destroy(stream)
+    (runtime.host_free if kind == "device" else runtime.free)(seen)

@@ -17,8 +17,6 @@ cdef extern from *:
     static inline int64_t strata_add_i64(int64_t *p, int64_t v) { return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST); }
     static inline uint64_t strata_load_u64(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
     static inline void strata_store_u64(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_SEQ_CST); }
-    static inline void *strata_load_pointer(void *const *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
-    static inline void strata_store_pointer(void **p, void *v) { __atomic_store_n(p, v, __ATOMIC_SEQ_CST); }
     """
     int32_t load_i32 "strata_load_i32"(const int32_t *) nogil
     void store_i32 "strata_store_i32"(int32_t *, int32_t) nogil
@@ -29,5 +27,3 @@ cdef extern from *:
     int64_t add_i64 "strata_add_i64"(int64_t *, int64_t) nogil
     uint64_t load_u64 "strata_load_u64"(const uint64_t *) nogil
     void store_u64 "strata_store_u64"(uint64_t *, uint64_t) nogil
-    void *load_pointer "strata_load_pointer"(void **) nogil
-    void store_pointer "strata_store_pointer"(void **, void *) nogil

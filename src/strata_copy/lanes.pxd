@@ -2,10 +2,10 @@
 
 Who owns what
 -------------
-The copier owns every stream, event, word and slot below; all are made in `copier_open` and destroyed in `copier_close`.
-`CopierData.lock` guards what is queued on lanes, the taking and freeing of slots, and StateData.writer and .readers. The GIL is
-outside of it: it is never taken while the lock is held. Everything else that threads share is atomic, and a slot is kept from
-being freed by a pin (tickets.pxd).
+There is one copier in a process. Its tables are static, so that a ticket can be looked up at any time; its streams, events and words are
+made in `copier_open` and destroyed in `copier_close`. `CopierData.lock` guards what is queued on lanes, opening and closing, the taking
+and freeing of slots, and StateData.writer and .readers. The GIL is outside of it: it is never taken while the lock is held. Everything
+else that threads share is atomic, and a slot is kept from being freed by a pin (tickets.pxd).
 """
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
@@ -13,6 +13,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from strata_copy.abi cimport Error
 from strata_copy.cudart cimport Guard, cudaEvent_t, cudaStream_t
 from strata_copy.plan cimport Extent, PlanData, Units
+from strata_copy.states cimport MAX_TICKETS
 
 
 cdef extern from "pthread.h" nogil:
@@ -76,31 +77,39 @@ cdef struct Slot:
     cudaEvent_t *done           # of each device: behind everything on it
     int32_t *taken              # of each device: events taken; -1: the ticket does not use the device
     uint64_t *words             # of each device: pinned; the device sets it to `word` when everything on it is done
-    uint64_t word
+    uint64_t word, uses         # of the slot: a late word of an earlier use is another one
     int64_t bytes, started, submitted, ended    # bytes; ns on the monotonic clock
     int64_t asked               # when CUDA was last asked for it, for want of its word
     Error error
 
+cdef enum:
+    CLOSED
+    OPEN
+    CLOSING             # tickets may still be looked at, nothing may be submitted
+
 cdef struct CopierData:
-    uint64_t number             # no other copier of this process had it
+    int32_t state               # atomic
+    uint64_t number             # counts the copiers of this process
     pthread_mutex_t lock
     int32_t n_devices, n_slots, layer_events
     int64_t chunk               # bytes after which a paired lane changes streams
     int64_t patience            # ns after which a ticket whose word is missing is asked for
     DeviceLanes *devices
-    Slot *slots
+    Slot slots[MAX_TICKETS]
     uint64_t *words             # pinned: n_devices for each slot
     Units *units                # scratch of submit, under the lock
     int32_t max_parts
 
 
-# The copier that is open in this process, or NULL. A forked child has none.
+# The copier if it is open, or NULL. A forked child has none.
 cdef CopierData *the_copier() noexcept nogil
+# Its tables, open or not.
+cdef CopierData *the_tables() noexcept nogil
 # NULL and `error` filled where something cannot be had; nothing is left behind then. Changes the thread's current device: call it on
 # a thread of its own.
 cdef CopierData *copier_open(const int32_t *devices, int32_t n_devices, int32_t n_slots, int32_t layer_events, int64_t chunk,
                              int64_t patience, Error *error) noexcept nogil
-# Waits for what is in flight (nobody could tell its end any more) and gives everything back. Likewise.
+# Gives everything back, once no slot is taken any more (tickets.pxd: end_all, free_all). Likewise.
 cdef void copier_close(CopierData *copier, Error *error) noexcept nogil
 # Makes room for plans of so many parts: as plans are made, never in submit.
 cdef int copier_reserve(CopierData *copier, int32_t parts, Error *error) noexcept nogil

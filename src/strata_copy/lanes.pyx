@@ -5,24 +5,29 @@ from libc.stdlib cimport calloc, free, realloc
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from strata_copy.abi cimport FAILED, OK, POISONED, REASON_MEMORY, REFUSED, Error
-from strata_copy.atomics cimport load_i32, load_pointer, store_i32, store_pointer
+from strata_copy.atomics cimport load_i32, store_i32
 from strata_copy.cudart cimport (
     Guard, clear, cudaDevAttrMaxPitch, cudaEventBlockingSync, cudaEventDisableTiming, cudaEvent_t, cudaHostAllocPortable,
     cudaMemcpyDefault, cudaStreamNonBlocking, cudaStream_t, cuda_failed, guard_enter, guard_leave, is_sticky, outcome, rt,
 )
 from strata_copy.plan cimport Extent, Units
+from strata_copy.states cimport MAX_TICKETS
 
 
 cdef extern from "pthread.h" nogil:
     int pthread_atfork(void (*)() noexcept, void (*)() noexcept, void (*)() noexcept)
 
-cdef CopierData *open_copier = NULL
-cdef uint64_t copiers = 0
-cdef bint watching_forks = False
+cdef CopierData tables
+pthread_mutex_init(&tables.lock, NULL)
+pthread_atfork(NULL, NULL, forget_copier)
 
 
 cdef CopierData *the_copier() noexcept nogil:
-    return <CopierData *>load_pointer(<void **>&open_copier)
+    return &tables if load_i32(&tables.state) == OPEN else NULL
+
+
+cdef CopierData *the_tables() noexcept nogil:
+    return &tables
 
 
 cdef int32_t device_index(const CopierData *copier, int32_t device) noexcept nogil:
@@ -146,21 +151,14 @@ cdef int poison(DeviceLanes *device, int code, const char *call, const Guard *gu
 
 cdef CopierData *copier_open(const int32_t *devices, int32_t n_devices, int32_t n_slots, int32_t layer_events, int64_t chunk,
                              int64_t patience, Error *error) noexcept nogil:
-    global copiers
-    cdef CopierData *copier = <CopierData *>calloc(1, sizeof(CopierData))
+    cdef CopierData *copier = &tables
     cdef Guard guard
     cdef Error closing
     cdef int32_t d
     cdef int status
-    if copier == NULL:
-        outcome(error, REFUSED, REASON_MEMORY, "no host memory for a copier")
-        return NULL
-    watch_forks()
-    copiers += 1
-    copier.number = copiers
+    copier.number += 1
     copier.n_devices, copier.n_slots, copier.layer_events = n_devices, n_slots, layer_events
     copier.chunk, copier.patience = chunk, patience
-    pthread_mutex_init(&copier.lock, NULL)
     status = guard_enter(&guard, error)
     if status == OK:
         status = make_tables(copier, error)
@@ -172,7 +170,7 @@ cdef CopierData *copier_open(const int32_t *devices, int32_t n_devices, int32_t 
                 status = make_device(copier, d, &guard, error)
         guard_leave(&guard, status, error)
     if status == OK:
-        store_pointer(<void **>&open_copier, copier)
+        store_i32(&copier.state, OPEN)
         return copier
     clear(&closing)     # what led here is what is told
     copier_close(copier, &closing)
@@ -194,8 +192,6 @@ cdef void copier_close(CopierData *copier, Error *error) noexcept nogil:
     cdef Guard guard
     cdef int32_t d
     cdef bint alive = True
-    if the_copier() == copier:
-        store_pointer(<void **>&open_copier, NULL)
     guard_enter(&guard, error)
     if copier.devices != NULL:
         for d in range(copier.n_devices):       # the device may still write a ticket's word
@@ -208,8 +204,7 @@ cdef void copier_close(CopierData *copier, Error *error) noexcept nogil:
                 note(rt.cudaFreeHost(copier.words), "cudaFreeHost", -1, &guard, error)
     guard_leave(&guard, OK, error)
     free_tables(copier)
-    pthread_mutex_destroy(&copier.lock)
-    free(copier)
+    store_i32(&copier.state, CLOSED)
 
 
 cdef int64_t now() noexcept nogil:
@@ -219,15 +214,13 @@ cdef int64_t now() noexcept nogil:
 
 
 cdef void forget_copier() noexcept nogil:
-    """In a forked child: CUDA may not be used there, not even to give things back."""
-    store_pointer(<void **>&open_copier, NULL)
-
-
-cdef void watch_forks() noexcept nogil:
-    global watching_forks
-    if not watching_forks:
-        pthread_atfork(NULL, NULL, forget_copier)
-        watching_forks = True
+    """In a forked child: CUDA may not be used there, not even to give things back, and the lock may be held by a thread that is not
+    there."""
+    cdef int32_t i
+    store_i32(&tables.state, CLOSED)
+    for i in range(MAX_TICKETS):
+        tables.slots[i].ticket = 0
+    pthread_mutex_init(&tables.lock, NULL)
 
 
 cdef int make_tables(CopierData *copier, Error *error) noexcept nogil:
@@ -235,9 +228,8 @@ cdef int make_tables(CopierData *copier, Error *error) noexcept nogil:
     cdef Slot *slot
     cdef bint whole
     copier.devices = <DeviceLanes *>calloc(copier.n_devices, sizeof(DeviceLanes))
-    copier.slots = <Slot *>calloc(copier.n_slots, sizeof(Slot))
-    whole = copier.devices != NULL and copier.slots != NULL
-    for i in range(copier.n_slots if whole else 0):
+    whole = copier.devices != NULL
+    for i in range(copier.n_slots):
         slot = &copier.slots[i]
         slot.first_event = <int32_t *>calloc(MAX_LAYERS, sizeof(int32_t))
         slot.end_event = <int32_t *>calloc(MAX_LAYERS, sizeof(int32_t))
@@ -254,17 +246,20 @@ cdef int make_tables(CopierData *copier, Error *error) noexcept nogil:
 
 cdef void free_tables(CopierData *copier) noexcept nogil:
     cdef int32_t i
-    if copier.slots != NULL:
-        for i in range(copier.n_slots):
-            free(copier.slots[i].first_event)
-            free(copier.slots[i].end_event)
-            free(copier.slots[i].recorded)
-            free(copier.slots[i].events)
-            free(copier.slots[i].done)
-            free(copier.slots[i].taken)
-    free(copier.slots)
+    cdef Slot *slot
+    for i in range(copier.n_slots):
+        slot = &copier.slots[i]
+        free(slot.first_event)
+        free(slot.end_event)
+        free(slot.recorded)
+        free(slot.events)
+        free(slot.done)
+        free(slot.taken)
+        slot.first_event = slot.end_event = slot.taken = NULL
+        slot.recorded = slot.events = slot.done = NULL
     free(copier.devices)
     free(copier.units)
+    copier.devices, copier.units, copier.words, copier.max_parts = NULL, NULL, NULL, 0
 
 
 cdef int make_words(CopierData *copier, const Guard *guard, Error *error) noexcept nogil:

@@ -29,6 +29,10 @@ cdef struct LayoutData:
 cdef void layout_hold(LayoutData *layout) noexcept nogil
 cdef void layout_drop(LayoutData *layout) noexcept nogil
 
+# TypeError for None, and for an object whose __init__ did not run.
+cdef class Layout
+cdef LayoutData *layout_data(Layout layout) except NULL
+
 cdef int64_t units_at(const Growth *growth, const int64_t *marks) noexcept nogil
 cdef int64_t settled_at(const Growth *growth, const int64_t *marks) noexcept nogil
 

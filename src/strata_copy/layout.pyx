@@ -14,6 +14,7 @@ from strata_copy.atomics cimport add_i64
 
 from strata_copy.parts import LOWS, RULES, Part, Patch
 from strata_copy.parts import Growth as GrowthValue
+from strata_copy.places import whole
 
 ENCODING = 1
 
@@ -31,6 +32,10 @@ cdef class Layout:
 
     def __init__(self, parts, *, marks=("tokens",), format="", identity=b"", patches=(), groups=None):
         self.parts = tuple(parts)
+        if self.data != NULL:
+            raise TypeError("a Layout is made once")
+        if isinstance(marks, str) or not isinstance(identity, (bytes, bytearray, memoryview)):
+            raise TypeError(f"marks {marks!r} must be a list of names, identity {type(identity).__name__} must be bytes")
         self.marks = tuple(marks)
         self.format = format
         self.identity = bytes(identity)
@@ -46,12 +51,12 @@ cdef class Layout:
     @property
     def layers(self):
         """How many layers a copy counts: wait_layer takes 0 to layers - 1."""
-        return self.data.n_layers
+        return layout_data(self).n_layers
 
     @property
     def fingerprint(self):
         """32 bytes: BLAKE2b-256 of the canonical encoding, the same in every process and release of one encoding."""
-        return (<char *>self.data.fingerprint)[:32]
+        return (<char *>layout_data(self).fingerprint)[:32]
 
     def to_bytes(self):
         """The canonical encoding: JSON in UTF-8 with sorted keys. from_bytes reads it."""
@@ -83,8 +88,7 @@ cdef class Layout:
         """Units that part number `part` has at `marks`."""
         cdef int64_t values[MAX_MARKS]
         _marks(self, marks, values)
-        if not 0 <= part < self.data.n_parts:
-            raise IndexError(f"part {part}; the layout has {self.data.n_parts}")
+        part = whole("part", part, 0, self.data.n_parts - 1)
         return units_at(&self.data.parts[<int32_t>part].growth, values)
 
     def bytes_at(self, marks):
@@ -107,6 +111,12 @@ cdef class Layout:
     def __repr__(self):
         return (f"<Layout {self.format or 'plain'}: {len(self.parts)} parts, {self.layers} layers, "
                 f"marks {'/'.join(self.marks)}, {self.fingerprint.hex()[:12]}>")
+
+
+cdef LayoutData *layout_data(Layout layout) except NULL:
+    if layout is None or layout.data == NULL:
+        raise TypeError(f"a Layout is needed, not {None if layout is None else 'one whose __init__ did not run'}")
+    return layout.data
 
 
 cdef void layout_hold(LayoutData *layout) noexcept nogil:
@@ -160,13 +170,12 @@ cdef int64_t settled_at(const Growth *g, const int64_t *marks) noexcept nogil:
 
 
 cdef int _marks(Layout layout, marks, int64_t *values) except -1:
+    layout_data(layout)
     marks = tuple(marks)
     if len(marks) != len(layout.marks):
         raise ValueError(f"{len(marks)} marks; the layout has {len(layout.marks)}: {', '.join(layout.marks)}")
     for i, mark in enumerate(marks):
-        if mark < 0:
-            raise ValueError(f"mark {layout.marks[i]} is {mark}")
-        values[<int32_t>i] = mark
+        values[<int32_t>i] = whole(f"mark {layout.marks[i]}", mark, 0, (1 << 62) - 1)
     return 0
 
 
@@ -178,8 +187,8 @@ def _refuse(part, text):
 def _check(layout):
     if not layout.parts:
         raise ValueError("a layout has at least one part")
-    if not 1 <= len(layout.marks) <= MAX_MARKS:
-        raise ValueError(f"{len(layout.marks)} marks; a layout has 1 to {MAX_MARKS}")
+    if not 1 <= len(layout.marks) <= MAX_MARKS or len(set(layout.marks)) != len(layout.marks):
+        raise ValueError(f"marks {layout.marks}: 1 to {MAX_MARKS}, each once")
     if len(layout.groups) > MAX_GROUPS or len(set(layout.groups)) != len(layout.groups):
         raise ValueError(f"groups {layout.groups}: at most {MAX_GROUPS}, each once")
     seen = set()
@@ -221,9 +230,12 @@ def _check_part(layout, part):
         "shift": (g.shift, -INT32_MAX, INT32_MAX), "settle": (g.settle, 0, INT32_MAX),
         "cp_size": (g.cp_size, 1, 1 << 15), "cp_rank": (g.cp_rank, 0, g.cp_size - 1),
         "cp_interleave": (g.cp_interleave, 1, 1 << 15),
+        "shard axis": (part.shard[0], 0, INT32_MAX), "shard count": (part.shard[2], 1, INT32_MAX),
+        "shard index": (part.shard[1], 0, part.shard[2] - 1), "replica count": (part.replica[1], 1, INT32_MAX),
+        "replica index": (part.replica[0], 0, part.replica[1] - 1),
     }
-    if not part.name:
-        _refuse(part, "has no name")
+    if not part.name or not part.name.isprintable():
+        _refuse(part, "a name has printable characters")
     if g.rule not in RULES or g.lo not in LOWS:
         _refuse(part, f"growth {g.rule!r}, lo {g.lo!r}; may be {', '.join(RULES)} and {', '.join(LOWS)}")
     if g.rule == "window":

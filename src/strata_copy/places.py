@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -60,12 +62,29 @@ class CallerSynced:
 CALLER_SYNCED = CallerSynced()
 
 
+def whole(name: str, value: Any, low: int, high: int) -> int:
+    """`value` as an int from `low` to `high`. Raises TypeError for a float or bool, ValueError outside, both with the name."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is {value!r}; a whole number is needed")
+    number = operator.index(value)
+    if not low <= number <= high:
+        raise ValueError(f"{name} is {number}; may be {low} to {high}")
+    return number
+
+
+def nanoseconds(timeout: float | None) -> int:
+    """Seconds as a C timeout: -1, for as long as it takes, where `timeout` is None or infinite. Raises ValueError below 0."""
+    if timeout is None or timeout == math.inf:
+        return -1
+    if not 0 <= timeout < 1 << 32:
+        raise ValueError(f"timeout is {timeout}; seconds from 0, or None for as long as it takes")
+    return int(timeout * 1e9)
+
+
 def address(thing: Any) -> int:
-    """The address behind an int, an array or a tensor. Raises TypeError for anything else, ValueError for a negative one."""
-    if isinstance(thing, int) and not isinstance(thing, bool):
-        if not 0 <= thing < 1 << 64:
-            raise ValueError(f"address {thing} does not fit 64 bits")
-        return thing
+    """The address behind an int, an array or a tensor. Raises TypeError for anything else, ValueError for one that does not fit."""
+    if hasattr(thing, "__index__") and not hasattr(thing, "__array_interface__"):
+        return whole("address", thing, 0, (1 << 64) - 1)
     for interface in ("__cuda_array_interface__", "__array_interface__"):
         if hasattr(thing, interface):
             found = getattr(thing, interface)
@@ -81,8 +100,8 @@ def address(thing: Any) -> int:
 
 def handle(thing: Any) -> int:
     """The handle of a stream or event: an int, or an object with __cuda_stream__, cuda_stream, cuda_event or ptr."""
-    if isinstance(thing, int) and not isinstance(thing, bool):
-        return thing
+    if hasattr(thing, "__index__"):
+        return whole("handle", thing, 0, (1 << 64) - 1)
     if hasattr(thing, "__cuda_stream__"):
         return int(thing.__cuda_stream__()[1])
     for name in ("cuda_stream", "cuda_event", "ptr"):

@@ -1,6 +1,6 @@
 """Plans. The C side is declared in plan.pxd; the growth formulas are in layout.pyx, places in states.pyx."""
 
-from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp
 
@@ -63,6 +63,7 @@ cdef void plan_drop(PlanData *plan) noexcept nogil:
 cdef int units_to_move(const PlanData *plan, const Request *request, Units *units, int64_t *bytes, Error *error) noexcept nogil:
     cdef const LayoutData *layout = plan.target.layout
     cdef const PartSpec *part
+    cdef uint64_t src_used = 0, dst_used = 0
     cdef int32_t i
     cdef int status = check_request(layout, request, error)
     if status != OK:
@@ -74,6 +75,8 @@ cdef int units_to_move(const PlanData *plan, const Request *request, Units *unit
         if request.groups != 0 and not (request.groups >> part.group) & 1:
             continue
         error.part, error.layer = i, part.layer
+        src_used |= <uint64_t>has_banks(plan.parts[i].source, i) << part.group
+        dst_used |= <uint64_t>has_banks(plan.target, i) << part.group
         status = check_bank(plan.parts[i].source, i, request.src_bank, "source", error)
         if status == OK:
             status = check_bank(plan.target, i, request.dst_bank, "target", error)
@@ -89,7 +92,8 @@ cdef int units_to_move(const PlanData *plan, const Request *request, Units *unit
             return status
         bytes[0] += (units[i].end - units[i].first) * part.growth.unit_bytes * part.rep
     error.part = error.layer = -1
-    return OK
+    status = check_banks_used(layout, request, request.src_bank, src_used, "source", error)
+    return status if status != OK else check_banks_used(layout, request, request.dst_bank, dst_used, "target", error)
 
 
 cdef bint moves_early(const PlanData *plan, int32_t part) noexcept nogil:
@@ -267,6 +271,21 @@ cdef int check_bank(const StateData *state, int32_t i, const int64_t *banks, con
     error.wanted, error.found = bank, state.places[i].banks
     return outcome(error, REFUSED, REASON_BANK, "part '%s' of layer %d: %s bank %ld asked, the place has %ld", part.name, part.layer,
                    side, bank, error.found)
+
+
+cdef inline bint has_banks(const StateData *state, int32_t i) noexcept nogil:
+    return state.places[i].banks > 1 or state.layout.parts[i].growth.rule == STATE
+
+
+cdef int check_banks_used(const LayoutData *layout, const Request *request, const int64_t *banks, uint64_t used, const char *side,
+                          Error *error) noexcept nogil:
+    """A bank that is named for a group in which no part has banks would be dropped without a word."""
+    cdef int32_t g
+    for g in range(layout.n_groups if banks != NULL else 0):
+        if banks[g] != 0 and (request.groups == 0 or (request.groups >> g) & 1) and not (used >> g) & 1:
+            error.wanted = banks[g]
+            return outcome(error, REFUSED, REASON_BANK, "%s bank %ld asked of group %d, in which no part has banks", side, banks[g], g)
+    return OK
 
 
 cdef int check_capacity(const StateData *state, int32_t i, int64_t units, const char *side, Error *error) noexcept nogil:

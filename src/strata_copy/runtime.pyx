@@ -15,6 +15,7 @@ from strata_copy.cudart cimport (
     cudaHostAllocMapped, cudaHostAllocPortable, cudaHostRegisterMapped, cudaHostRegisterPortable, cudaMemcpyDefault,
     cudaPointerAttributes, cudaStreamCaptureMode, cudaStreamCaptureStatus, cudaStreamNonBlocking, cudaStream_t, require_runtime, rt,
 )
+from strata_copy.lanes cimport the_copier
 
 from strata_copy.cudart import RuntimeUnavailable, describe, open_runtime  # no-cython-lint: they belong here for users
 
@@ -40,12 +41,15 @@ cdef int _check(int code, str call) except -1:
 def open(kind=None, **host_options):
     """Opens the runtime as strata_copy.cudart.open_runtime does, and returns its kind.
 
-    host_options go to strata_copy.host_runtime.configure, which starts the host runtime anew: allowed for kind "host" only.
+    host_options go to strata_copy.host_runtime.configure, which starts the host runtime anew: for kind "host" only, and not while a
+    copier is open. Without options what is open stays as it is.
     """
     opened = open_runtime(kind)
-    if host_options or opened == "host":
+    if host_options:
         if opened != "host":
             raise ValueError(f"{sorted(host_options)} belong to the host runtime; {opened} is open")
+        if the_copier() != NULL:
+            raise RuntimeError("a copier is open: close it before the host runtime starts anew")
         from strata_copy import host_runtime
         host_runtime.configure(**host_options)
     return opened

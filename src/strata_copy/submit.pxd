@@ -1,10 +1,9 @@
 """Submit: a request becomes copies on lanes, and a ticket."""
 
 from strata_copy.abi cimport Error, Request, Ticket
-from strata_copy.lanes cimport CopierData
 from strata_copy.plan cimport PlanData
 
 
-# Ties a new plan to the copier that will carry it: OK, or REFUSED where that has not what the plan needs.
-cdef int adopt_plan(CopierData *copier, PlanData *plan, Error *error) noexcept nogil
+# Ties a new plan to the copier, which will carry it: OK, or REFUSED where that is closed or has not what the plan needs.
+cdef int adopt_plan(PlanData *plan, Error *error) noexcept nogil
 cdef int submit_plan(PlanData *plan, const Request *request, Ticket *ticket, Error *error) noexcept nogil

@@ -17,9 +17,9 @@ from strata_copy.cudart cimport (
     guard_leave, outcome, rt,
 )
 from strata_copy.lanes cimport (
-    CELLS, HOST_LANE, IN_LANE, LANES, LOCAL_LANES, MAX_AFTER, MAX_DEVICES, MAX_LAYERS, OUT_LANE, CopierData, DeviceLanes, Lane,
+    CELLS, HOST_LANE, IN_LANE, LANES, LOCAL_LANES, MAX_AFTER, MAX_DEVICES, MAX_LAYERS, OPEN, OUT_LANE, CopierData, DeviceLanes, Lane,
     Slot, copier_reserve, device_drain, device_index, lane_copy, lane_stream, now, pthread_mutex_lock, pthread_mutex_unlock,
-    the_copier,
+    the_tables,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
@@ -57,12 +57,12 @@ cdef int submit_plan(PlanData *plan, const Request *request, Ticket *ticket, Err
     cdef Submission s
     cdef int status
     memset(&s, 0, sizeof(s))
-    s.copier, s.plan, s.request, s.error = the_copier(), plan, request, error
+    s.copier, s.plan, s.request, s.error = the_tables(), plan, request, error
     ticket.v = 0
-    if s.copier == NULL or s.copier.number != plan.copier:
-        return outcome(error, REFUSED, REASON_CLOSED, "the copier of this plan is closed, or this process is a fork of its own")
     pthread_mutex_lock(&s.copier.lock)
-    status = check_devices(&s)      # a device that is poisoned is not called any more
+    status = check_open(s.copier, plan.copier, error)
+    if status == OK:
+        status = check_devices(&s)      # a device that is poisoned is not called any more
     if status == OK:
         status = guard_enter(&s.guard, error)
         if status == OK:
@@ -74,11 +74,21 @@ cdef int submit_plan(PlanData *plan, const Request *request, Ticket *ticket, Err
     return status
 
 
-cdef int adopt_plan(CopierData *copier, PlanData *plan, Error *error) noexcept nogil:
+cdef int adopt_plan(PlanData *plan, Error *error) noexcept nogil:
+    cdef CopierData *copier = the_tables()
+    cdef int status
+    pthread_mutex_lock(&copier.lock)
+    status = check_open(copier, copier.number, error)
+    if status == OK:
+        status = adopt_locked(copier, plan, error)
+    pthread_mutex_unlock(&copier.lock)
+    return status
+
+
+cdef int adopt_locked(CopierData *copier, PlanData *plan, Error *error) noexcept nogil:
     """What a plan needs of the copier that will carry it."""
     cdef const LayoutData *layout = plan.target.layout
     cdef int32_t i
-    cdef int status
     if plan.n_events > copier.layer_events or layout.n_layers > MAX_LAYERS:
         error.wanted, error.found = plan.n_events, copier.layer_events
         return outcome(error, REFUSED, REASON_CAPACITY, "%d layer events and %d layers are needed; the copier has layer_events=%d and "
@@ -90,11 +100,14 @@ cdef int adopt_plan(CopierData *copier, PlanData *plan, Error *error) noexcept n
             error.part, error.layer, error.device = i, layout.parts[i].layer, plan.parts[i].device
             return outcome(error, REFUSED, REASON_PLACE, "part '%s' of layer %d is on device %d, which the copier has not open",
                            layout.parts[i].name, layout.parts[i].layer, plan.parts[i].device)
-    pthread_mutex_lock(&copier.lock)
-    status = copier_reserve(copier, layout.n_parts, error)
-    pthread_mutex_unlock(&copier.lock)
     plan.copier = copier.number
-    return status
+    return copier_reserve(copier, layout.n_parts, error)
+
+
+cdef int check_open(const CopierData *copier, uint64_t number, Error *error) noexcept nogil:
+    if load_i32(&copier.state) == OPEN and copier.number == number:
+        return OK
+    return outcome(error, REFUSED, REASON_CLOSED, "the copier is closed, or this process is a fork of the one that opened it")
 
 
 cdef int submit_locked(Submission *s, Ticket *ticket) noexcept nogil:
@@ -237,9 +250,11 @@ cdef Slot *take_slot(Submission *s, int64_t bytes, int64_t started) noexcept nog
     slot.bundle_events = 0
     slot.bytes, slot.started, slot.submitted, slot.ended, slot.asked = bytes, started, started, started, 0
     slot.released = slot.reported = slot.layers_queued = 0
-    slot.word = 1 + generations % CELLS
+    slot.uses += 1
+    slot.word = 1 + slot.uses % CELLS
     for d in range(s.copier.n_devices):
         slot.taken[d] = -1
+        store_u64(&slot.words[d], 0)
     slot.holding = 1
     add_i32(&s.plan.target.holds, 1)
     for d in range(s.plan.n_sources):
@@ -493,7 +508,7 @@ cdef int wait_ticket(Submission *s, cudaStream_t stream, uint64_t ticket) noexce
         return OK
     slot = &s.copier.slots[ticket & 255]
     for d in range(s.copier.n_devices):
-        if slot.taken[d] >= 0:
+        if slot.ticket == ticket and slot.taken[d] >= 0:
             status = wait_event(s, stream, slot.done[d])
             if status != OK:
                 return status

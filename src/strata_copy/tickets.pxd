@@ -37,9 +37,9 @@ cdef void ticket_release(Ticket *ticket) noexcept nogil
 
 # OK, or REFUSED where a ticket in flight reads or writes the state.
 cdef int reset_state(StateData *state, Error *error) noexcept nogil
-# Holds the caller until no ticket is in flight: before the copier closes.
+# Lets no more submits in and holds the caller until no ticket is in flight: before the copier closes.
 cdef void end_all(CopierData *copier) noexcept nogil
-# Frees every slot, released or not: the last thing before the copier closes.
+# Frees every slot, released or not, once no thread looks at it any more: the last thing before the copier closes.
 cdef void free_all(CopierData *copier) noexcept nogil
 
 # REFUSED where a stream that somebody named may not be used: a default stream, or one that captures.

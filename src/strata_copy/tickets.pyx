@@ -12,7 +12,7 @@ from strata_copy.cudart cimport (
     Guard, clear, cudaErrorNotReady, cudaStreamCaptureStatus, cudaStreamCaptureStatusNone, cuda_failed,
     guard_enter, guard_leave, outcome, rt,
 )
-from strata_copy.lanes cimport CopierData, DeviceLanes, Slot, cudaEvent_t, device_drain, now, the_copier
+from strata_copy.lanes cimport CLOSING, CopierData, DeviceLanes, Slot, cudaEvent_t, device_drain, now, the_tables
 from strata_copy.lanes cimport pthread_mutex_lock, pthread_mutex_unlock
 from strata_copy.plan cimport PlanData, plan_drop
 from strata_copy.states cimport StateData
@@ -27,12 +27,10 @@ cdef enum:
 
 
 cdef Slot *pin(Ticket ticket) noexcept nogil:
-    cdef CopierData *copier = the_copier()
-    cdef Slot *slot
-    if copier == NULL or ticket.v == 0 or <int32_t>(ticket.v & 255) >= copier.n_slots:
+    cdef Slot *slot = &the_tables().slots[ticket.v & 255]
+    if ticket.v == 0:
         return NULL
-    slot = &copier.slots[ticket.v & 255]
-    if add_i32(&slot.pins, 1) >= 0 and load_u64(&slot.ticket) == ticket.v:
+    if add_i32(&slot.pins, 1) >= 0 and load_u64(&slot.ticket) == ticket.v and load_i32(&slot.released) == 0:
         return slot
     unpin(slot)
     return NULL
@@ -64,7 +62,7 @@ cdef int ticket_wait_layer(Ticket ticket, int32_t layer, void *stream, int64_t t
 
 cdef int ticket_wait_done(Ticket ticket, void *stream, int64_t timeout_ns, Error *error) noexcept nogil:
     cdef Slot *slot = pin(ticket)
-    cdef CopierData *copier = the_copier()
+    cdef CopierData *copier = the_tables()
     cdef int32_t d
     cdef int status
     if slot == NULL:
@@ -81,7 +79,7 @@ cdef int ticket_poll(Ticket ticket, Progress *progress) noexcept nogil:
     cdef Slot *slot = pin(ticket)
     if slot == NULL:
         return REFUSED
-    progress.status = slot_status(the_copier(), slot)
+    progress.status = slot_status(the_tables(), slot)
     progress.layers_queued = min(load_i32(&slot.layers_queued), slot.n_layers)
     progress.bytes_total = slot.bytes
     progress.bytes = slot.bytes if progress.status == OK else 0
@@ -98,7 +96,7 @@ cdef int ticket_look(Ticket ticket) noexcept nogil:
     if slot == NULL:
         return REFUSED
     clear(&error)
-    status = ask_if_late(the_copier(), slot, &error)
+    status = ask_if_late(the_tables(), slot, &error)
     unpin(slot)
     return status
 
@@ -127,7 +125,7 @@ cdef int tickets_finished(CopierData *copier, Ticket *out, int32_t n) noexcept n
 cdef int ticket_sync(Ticket ticket, int64_t timeout_ns, Error *error) noexcept nogil:
     """Looks at the word, yielding the processor at first and napping later: a nap takes longer than a short copy. Now and then CUDA is
     asked: the word may be lost with a device that failed, and a runtime that executes only when it must gets to execute."""
-    cdef CopierData *copier = the_copier()
+    cdef CopierData *copier = the_tables()
     cdef Slot *slot = pin(ticket)
     cdef int64_t began = now(), at = began, ask_at = began
     cdef int status
@@ -183,12 +181,9 @@ cdef void sweep(CopierData *copier) noexcept nogil:
             continue
         # What a dead device still does to source and target, nobody can tell: they stay held.
         if slot.holding and load_i32(&slot.status) != POISONED:
-            let_go(slot, i)
+            let_go(slot, i, 1)
         if load_i32(&slot.released) and not slot.holding and swap_i32(&slot.pins, 0, INT32_MIN // 2):
-            store_u64(&slot.ticket, 0)
-            plan_drop(slot.plan)
-            slot.plan = NULL
-            add_i32(&slot.pins, -(INT32_MIN // 2))
+            free_slot(slot)
 
 
 cdef void end_badly(CopierData *copier, Slot *slot, int status, const Error *error) noexcept nogil:
@@ -210,19 +205,17 @@ cdef void end_badly(CopierData *copier, Slot *slot, int status, const Error *err
 
 
 cdef int reset_state(StateData *state, Error *error) noexcept nogil:
-    cdef CopierData *copier = the_copier()
+    cdef CopierData *copier = the_tables()
     cdef int status = OK
-    if copier != NULL:
-        pthread_mutex_lock(&copier.lock)
-        sweep(copier)
+    pthread_mutex_lock(&copier.lock)
+    sweep(copier)
     if load_i32(&state.holds) != 0:
         error.found = load_i32(&state.holds)
         status = outcome(error, REFUSED, REASON_BUSY, "the state is in use by %ld tickets: wait for them first", error.found)
     else:
         store_i32(&state.invalid, 0)
         add_i64(<int64_t *>&state.generation, 1)
-    if copier != NULL:
-        pthread_mutex_unlock(&copier.lock)
+    pthread_mutex_unlock(&copier.lock)
     return status
 
 
@@ -233,6 +226,7 @@ cdef void end_all(CopierData *copier) noexcept nogil:
     cdef int32_t d
     clear(&error)
     pthread_mutex_lock(&copier.lock)
+    store_i32(&copier.state, CLOSING)
     if guard_enter(&guard, &error) == OK:
         for d in range(copier.n_devices):
             if load_i32(&copier.devices[d].poisoned) == 0:
@@ -243,12 +237,21 @@ cdef void end_all(CopierData *copier) noexcept nogil:
 
 
 cdef void free_all(CopierData *copier) noexcept nogil:
+    cdef Slot *slot
     cdef int32_t i
-    pthread_mutex_lock(&copier.lock)
     for i in range(copier.n_slots):
-        store_i32(&copier.slots[i].released, 1)
-    sweep(copier)
-    pthread_mutex_unlock(&copier.lock)
+        slot = &copier.slots[i]
+        while load_u64(&slot.ticket) != 0:
+            pthread_mutex_lock(&copier.lock)
+            store_i32(&slot.released, 1)
+            if swap_i32(&slot.pins, 0, INT32_MIN // 2):
+                if slot.holding:
+                    # What a dead device still does to source and target, nobody can tell: they stay held.
+                    let_go(slot, i, 0 if load_i32(&slot.status) == POISONED else 1)
+                free_slot(slot)
+            pthread_mutex_unlock(&copier.lock)
+            if load_u64(&slot.ticket) != 0:
+                nap()           # another thread is inside a wait or sync, which end now that the ticket has
 
 
 cdef int check_stream(void *stream, const Guard *guard, Error *error) noexcept nogil:
@@ -373,8 +376,8 @@ cdef int fail_in_flight(CopierData *copier, Slot *slot, int32_t d, int status, c
     if load_i32(&slot.status) == AGAIN:
         if status == POISONED:
             store_i32(&copier.devices[d].poisoned, error.cuda_code)
-        for other in range(copier.n_devices):
-            if slot.taken[other] >= 0 and load_i32(&copier.devices[other].poisoned) == 0:
+        for other in range(copier.n_devices):   # all: tickets that read this target may be on others
+            if load_i32(&copier.devices[other].poisoned) == 0:
                 clear(&draining)
                 if device_drain(&copier.devices[other], guard, &draining) != OK:
                     status = POISONED
@@ -383,14 +386,22 @@ cdef int fail_in_flight(CopierData *copier, Slot *slot, int32_t d, int status, c
     return load_i32(&slot.status)
 
 
-cdef void let_go(Slot *slot, int32_t index) noexcept nogil:
-    """Source and target are the engine's again."""
+cdef void free_slot(Slot *slot) noexcept nogil:
+    """Its pins were taken down below any number of threads that may still try."""
+    store_u64(&slot.ticket, 0)
+    plan_drop(slot.plan)
+    slot.plan = NULL
+    add_i32(&slot.pins, -(INT32_MIN // 2))
+
+
+cdef void let_go(Slot *slot, int32_t index, int32_t holds) noexcept nogil:
+    """Source and target are the engine's again; with holds 0 they stay held, but later tickets find nothing to wait for."""
     cdef PlanData *plan = slot.plan
     cdef int32_t s
     slot.holding = 0
     if plan.target.writer == slot.ticket:
         plan.target.writer = 0
-    add_i32(&plan.target.holds, -1)
+    add_i32(&plan.target.holds, -holds)
     for s in range(plan.n_sources):
         plan.sources[s].readers[index >> 6] &= ~(<uint64_t>1 << (index & 63))
-        add_i32(&plan.sources[s].holds, -1)
+        add_i32(&plan.sources[s].holds, -holds)

@@ -1,12 +1,12 @@
 """From Python's values to C's. Declared in values.pxd."""
 
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int32_t, int64_t, uint32_t, uint64_t
 
 from strata_copy.abi cimport CALLER_SYNCED, DEVICE, WAIT_EVENT, WAIT_STREAM, PartSpec, PlaceSpec, Wait, request_new
 from strata_copy.layout cimport MAX_MARKS, Layout
 
 from strata_copy.places import CALLER_SYNCED as CALLER_SYNCED_VALUE
-from strata_copy.places import KINDS, Event, Stream, address, handle
+from strata_copy.places import KINDS, Event, Stream, address, handle, whole
 
 
 cdef int fill_place(place, const PartSpec *part, PlaceSpec *spec) except -1:
@@ -15,16 +15,22 @@ cdef int fill_place(place, const PartSpec *part, PlaceSpec *spec) except -1:
         raise ValueError(f"kind {place.kind!r}; may be {', '.join(KINDS)}")
     spec.base = <void *><size_t>address(place.base)
     spec.host_base = <void *><size_t>address(place.base if place.host_base is None else place.host_base)
-    spec.kind, spec.device = KINDS.index(place.kind), place.device
+    spec.kind = KINDS.index(place.kind)
+    spec.device = whole("device", place.device, -1, INT32_MAX)
     if spec.kind == DEVICE:
         spec.host_base = NULL
-    spec.units, spec.stride = place.units, place.stride or part.growth.unit_bytes
-    spec.rep_stride = place.rep_stride or spec.units * spec.stride
-    spec.banks = place.banks
-    spec.bank_stride = place.bank_stride or part.rep * spec.rep_stride
+    spec.units = whole("units", place.units, 0, INT64_MAX)
+    spec.stride = whole("stride", place.stride, 0, INT64_MAX) or part.growth.unit_bytes
+    spec.rep_stride = whole("rep_stride", place.rep_stride, 0, INT64_MAX) or product(spec.units, spec.stride)
+    spec.banks = whole("banks", place.banks, 1, INT64_MAX)
+    spec.bank_stride = whole("bank_stride", place.bank_stride, 0, INT64_MAX) or product(part.rep, spec.rep_stride)
     spec.ring, spec.page_group = place.ring, place.page_group
     spec.page_units, spec.page_stride = place.page_units, place.page_stride
     return 0
+
+
+cdef int64_t product(int64_t a, int64_t b) except -1:
+    return whole("units * stride", <object>a * <object>b, 0, INT64_MAX)
 
 
 cdef int fill_request(RequestValues *values, Layout layout, upto, begin, after, groups, src_bank, dst_bank) except -1:
@@ -50,25 +56,26 @@ cdef int fill_request(RequestValues *values, Layout layout, upto, begin, after, 
 
 cdef uint32_t fill_marks(Layout layout, marks, int64_t *values) except 0:
     """The values of a request's marks; fewer or more than the layout has are left to the check of the request."""
-    marks = (marks,) if isinstance(marks, int) else tuple(marks)
+    marks = (marks,) if hasattr(marks, "__index__") and not hasattr(marks, "__len__") else tuple(marks)
     if not 1 <= len(marks) <= MAX_MARKS:
         raise ValueError(f"{len(marks)} marks; the layout has {len(layout.marks)}: {', '.join(layout.marks)}")
     for i, mark in enumerate(marks):
-        if type(mark) is not int:
-            raise TypeError(f"mark {i} is {mark!r}, not an int")
-        values[<int32_t>i] = mark
+        values[<int32_t>i] = whole(f"mark {i}", mark, INT64_MIN, INT64_MAX)
     return len(marks)
 
 
 cdef int fill_waits(after, Wait *waits) except -1:
-    after = (after,) if isinstance(after, (Event, Stream)) else tuple(after)
+    if isinstance(after, (Event, Stream)):
+        after = (after,)
+    if not isinstance(after, (tuple, list)):
+        raise TypeError(f"after is {after!r}; Event and Stream values, or CALLER_SYNCED, are needed")
     if len(after) > MAX_AFTER:
         raise ValueError(f"{len(after)} waits; at most {MAX_AFTER}")
     for i, wait in enumerate(after):
         if not isinstance(wait, (Event, Stream)):
             raise TypeError(f"after is made of Event and Stream values, not {type(wait).__name__}")
         waits[<int32_t>i].handle = <void *><size_t>handle(wait.handle)
-        waits[<int32_t>i].device = wait.device
+        waits[<int32_t>i].device = whole("device", wait.device, 0, INT32_MAX)
         waits[<int32_t>i].kind = WAIT_EVENT if isinstance(wait, Event) else WAIT_STREAM
     return len(after)
 
@@ -77,6 +84,8 @@ cdef uint64_t group_bits(Layout layout, groups) except? 0:
     cdef uint64_t bits = 0
     if groups is None:
         return 0
+    if isinstance(groups, str):
+        raise TypeError(f"groups is {groups!r}; names of groups are needed, as a list")
     for group in groups:
         if group not in layout.groups:
             raise ValueError(f"group {group!r} is none of {layout.groups}")
@@ -90,5 +99,6 @@ cdef int fill_banks(Layout layout, banks, int64_t *values) except -1:
     if isinstance(banks, dict) and not set(banks) <= set(layout.groups):
         raise ValueError(f"banks of groups {sorted(banks)}; the layout's are {layout.groups}")
     for g, group in enumerate(layout.groups):
-        values[<int32_t>g] = banks.get(group, 0) if isinstance(banks, dict) else banks
+        bank = banks.get(group, 0) if isinstance(banks, dict) else banks
+        values[<int32_t>g] = whole("bank", bank, INT64_MIN, INT64_MAX)
     return 0
