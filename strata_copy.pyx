@@ -4,8 +4,10 @@ The rooms behind it, in the order in which a copy passes them: layout, states, p
 runtime under them all. The C functions are declared in _core.pxd and, for C and C++, in include/strata_copy.h.
 """
 
+import os
 import threading
 import warnings
+import weakref
 from collections import deque
 from typing import NamedTuple
 
@@ -28,7 +30,7 @@ from strata_copy.raising cimport raise_error
 from strata_copy.states cimport MAX_TICKETS, StateData, check_places, state_drop, state_new
 from strata_copy.submit cimport adopt_plan, submit_plan
 from strata_copy.tickets cimport (
-    end_all, free_all, reset_state, ticket_look, ticket_poll, ticket_release, ticket_sync, ticket_wait_done, ticket_wait_layer,
+    end_all, free_all, reset_state, state_users, ticket_look, ticket_poll, ticket_release, ticket_sync, ticket_wait_done, ticket_wait_layer,
     tickets_finished,
 )
 from strata_copy.values cimport RequestValues, fill_place, fill_request
@@ -39,6 +41,15 @@ ROUTE_NAMES = ("local", "out", "in", "host")
 
 # Held while a copier opens or closes, which let the GIL go. No other lock is taken outside of it.
 _opening = threading.Lock()
+_owner = None           # a weak reference to the Copier that is open
+
+
+def _after_fork():
+    global _opening
+    _opening = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Progress(NamedTuple):
@@ -110,8 +121,12 @@ cdef class State:
 
     @property
     def busy(self):
-        """True while a ticket in flight was last seen to read or write this state."""
-        return load_i32(&state_data(self).holds) != 0
+        """True while a ticket in flight reads or writes this state."""
+        cdef StateData *data = state_data(self)
+        cdef int users
+        with nogil:
+            users = state_users(data)
+        return users != 0
 
     def reset(self):
         """The content starts anew: valid again after a failed copy, with a new generation. Raises Refused while a ticket uses it."""
@@ -248,15 +263,19 @@ cdef class Copier:
         for i, device in enumerate(self.devices):
             ordinals[<int32_t>i] = device
         require_runtime()
+        global _owner
         with _opening:
             if the_copier() != NULL:
-                raise RuntimeError("a copier is open in this process: use that one, or close it")
+                if _owner() is not None:
+                    raise RuntimeError("a copier is open in this process: use that one, or close it")
+                shut(the_copier())      # its Copier was dropped without close
+            _owner = weakref.ref(self)
             self.data = open_on_thread(ordinals, len(self.devices), tickets, layer_events, chunk, patience)
 
     def __dealloc__(self):
         # Without close there is no thread to wait on here; in a fork the handles are the parent's.
         if self.data != NULL and self.data == the_copier():
-            warnings.warn("a Copier was dropped without close: its lanes stay open", ResourceWarning)
+            warnings.warn("a Copier was dropped without close: its lanes stay open until the next one opens", ResourceWarning)
 
     def __enter__(self):
         return self
@@ -276,12 +295,14 @@ cdef class Copier:
     def close(self):
         """Waits for the tickets in flight, then gives everything back. Tickets keep what they last knew. Closing twice is allowed."""
         cdef CopierData *data
+        cdef Error error
         with _opening:
             if self.closed:
                 return
             data = self.data
+            clear(&error)
             with nogil:
-                end_all(data)
+                end_all(data, &error)
             self._collect()
             self.data = NULL
             with nogil:
@@ -370,7 +391,7 @@ cdef class Copier:
 
     def _collect(self):
         """Takes the tickets that have ended out of flight. They know how they ended, and their slots are free."""
-        for ticket in [ticket for ticket in self.flying.values() if ticket.done]:
+        for ticket in [ticket for ticket in list(self.flying.values()) if ticket.done]:
             self.flying.pop(ticket.value, None)
             self.ended.append(ticket)
 
@@ -485,6 +506,12 @@ cdef class Ticket:
         with nogil:
             status = (ticket_wait_done(self.ticket, stream_handle, ns, &error) if layer < 0 else
                       ticket_wait_layer(self.ticket, layer, stream_handle, ns, &error))
+        if status == REFUSED:           # another thread may have seen the end meanwhile and given the ticket back
+            self._look()
+            if self.failure is not None:
+                raise self.failure
+            if self.status == OK:
+                return True
         if status < OK:
             raise_error(&error)
         return status == OK
@@ -498,23 +525,27 @@ cdef class Ticket:
         """The latest Progress. The first look that finds the end keeps it and gives the slot back."""
         cdef abi.Progress p
         cdef Error error
+        cdef abi.Ticket ticket = self.ticket
+        cdef int status
         if self.status != AGAIN:
             return self.last
-        if ticket_poll(self.ticket, &p) == REFUSED:
-            return self.last        # its copier was closed
-        self.last = Progress(p.layers_queued, p.bytes, p.bytes_total, p.ns_submit / 1e9, p.ns_total / 1e9)
-        if p.status == AGAIN:
+        clear(&error)
+        status = ticket_poll(ticket, &p)
+        if status < OK:
+            ticket_sync(ticket, 0, &error)      # tells why; at once, for the GIL may move to another look below
+        if status == REFUSED:                   # released by another look, or in a fork
+            if self.status == AGAIN:
+                self.failure, self.status = as_exception(&error), REFUSED
             return self.last
-        if p.status < OK:
-            clear(&error)
-            ticket_sync(self.ticket, 0, &error)
-            try:
-                raise_error(&error)
-            except Exception as failure:
-                self.failure = failure
-        self.status = p.status
-        ticket_release(&self.ticket)
-        return self.last
+        last = Progress(p.layers_queued, p.bytes, p.bytes_total, p.ns_submit / 1e9, p.ns_total / 1e9)
+        failure = as_exception(&error) if status < OK else None
+        if self.status != AGAIN:
+            return self.last
+        self.last = last
+        if status != AGAIN:
+            self.failure, self.status = failure, status
+            ticket_release(&self.ticket)
+        return last
 
 
 # ---- the functions of _core.pxd and of the C table
@@ -619,6 +650,23 @@ cdef int collect(void *sink, const Extent *e) noexcept nogil:
             return OK
         except MemoryError:
             return FAILED
+
+cdef object as_exception(const Error *error):
+    try:
+        raise_error(error)
+    except Exception as failure:
+        return failure
+
+
+cdef int shut(CopierData *data) except -1:
+    """Closes a copier that no object owns any more."""
+    cdef Error error
+    clear(&error)
+    with nogil:
+        end_all(data, &error)
+        free_all(data)
+    return close_on_thread(data)
+
 
 cdef StateData *state_data(State state) except NULL:
     if state is None or state.data == NULL:

@@ -290,9 +290,10 @@ def layers_alike(draw):
     upto = draw(st.integers(0, 20))
     how = {"begin": draw(st.none() | st.integers(0, upto).map(lambda mark: (mark,)))}
     how["groups"] = draw(st.sampled_from([None, list(layout.groups[:1])]))
-    if sides[0][2] == 3:
+    banked = any(rule == "state" for _, rule in sizes)
+    if banked and sides[0][2] == 3:
         how["src_bank"] = draw(st.integers(0, 2))
-    if sides[1][2] == 3:
+    if banked and sides[1][2] == 3:
         how["dst_bank"] = draw(st.integers(0, 2))
     return layout, sides, upto, how
 

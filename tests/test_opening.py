@@ -217,9 +217,10 @@ def test_a_closed_copier_refuses_by_name(memory):
     with sc.Copier(tickets=2, layer_events=16) as copier:
         plan = copier.plan(source.state, target.state)
     for act in (lambda: copier.plan(source.state, target.state), lambda: plan.submit(3, after=SYNCED)):
-        with pytest.raises(RuntimeError, match="closed"):
+        with pytest.raises(sc.Refused, match="the copier is closed") as refused:
             act()
-    with sc.Copier(tickets=2, layer_events=16), pytest.raises(RuntimeError, match="closed"):
+        assert refused.value.reason == "closed"
+    with sc.Copier(tickets=2, layer_events=16), pytest.raises(sc.Refused, match="closed"):
         plan.submit(3, after=SYNCED)
     assert copier.finished() == []
     assert untouched(target)
@@ -277,8 +278,8 @@ def test_a_fork_refuses_and_the_parent_goes_on():
                 try:
                     act()
                     answers.append("went on")
-                except RuntimeError as error:
-                    answers.append("fork" in str(error))
+                except sc.Refused as error:
+                    answers.append("fork" in str(error) and error.reason == "closed")
             copier.close()
             del ticket, plan, copier
             os._exit(0 if answers == [True, True, True] else 1)

@@ -136,12 +136,12 @@ def a_begin_of_other_marks(scene):
     scene.submit(begin=(1, 2))
 
 
-@case(None, "mark 0 is 9.0, not an int")
+@case(None, "mark 0 is 9.0; a whole number is needed")
 def a_mark_that_is_no_int(scene):
     scene.submit(upto=(9.0,))
 
 
-@case(None, "mark 0 is True, not an int")
+@case(None, "mark 0 is True; a whole number is needed")
 def a_mark_that_is_a_bool(scene):
     scene.submit(upto=True)
 
@@ -310,17 +310,17 @@ def a_stride_below_the_unit(scene):
     with_place(scene, 1, "v", stride=1151)
 
 
-@case("place", "stride -1152")
+@case(None, "part 'v' of layer 1: stride is -1152")
 def a_negative_stride(scene):
     with_place(scene, 1, "v", stride=-1152)
 
 
-@case("place", "part 'v' of layer 1: units -1")
+@case(None, "part 'v' of layer 1: units is -1")
 def a_negative_capacity(scene):
     with_place(scene, 1, "v", units=-1)
 
 
-@case("place", "banks 0")
+@case(None, "part 'v' of layer 1: banks is 0")
 def no_bank(scene):
     with_place(scene, 1, "v", banks=0)
 
@@ -330,7 +330,7 @@ def banks_that_overlap(scene):
     with_place(scene, 1, "v", banks=2, bank_stride=1)
 
 
-@case("place", "units 9223372036854775807")
+@case(None, "part 'v' of layer 1: units * stride is ")
 def a_capacity_that_overflows(scene):
     with_place(scene, 1, "v", units=2**63 - 1)
 

@@ -64,7 +64,7 @@ def test_a_layer_that_the_layout_has_not_is_refused(held, scene):
     ticket = scene.submit(after=held.wait)
     stream = runtime.stream_create()
     for layer in (-1, scene.source.layout.layers):
-        with pytest.raises(ValueError, match="the layout has 4"):
+        with pytest.raises(ValueError, match="layer is .*; may be 0 to 3"):
             ticket.wait_layer(layer, stream)
     held.open()
     ticket.sync()

@@ -35,7 +35,7 @@ cpdef str open_runtime(object kind=None):
     Raises ValueError for another kind or another value of the variable, RuntimeUnavailable where the runtime cannot be had, and
     RuntimeError where the other kind is open already.
     """
-    global rt, _opened, _library
+    global rt, _opened, _library, _pid
     if kind is None:
         kind = _kind_from_environment() or "cuda"
     if kind not in ("cuda", "host"):
@@ -51,7 +51,7 @@ cpdef str open_runtime(object kind=None):
         else:
             _library = _load_cuda()
             rt = &loaded
-        _opened = kind
+        _opened, _pid = kind, os.getpid()
         return kind
 
 
@@ -73,6 +73,9 @@ def describe():
 cdef int require_runtime() except -1:
     if rt == NULL:
         open_runtime()
+    if _pid != os.getpid():
+        raise RuntimeUnavailable(f"the runtime was opened in process {_pid}; process {os.getpid()} is a fork of it and cannot use CUDA. "
+                                 "Start a new process instead.")
     return 0
 
 

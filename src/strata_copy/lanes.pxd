@@ -12,6 +12,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from strata_copy.abi cimport Error
 from strata_copy.cudart cimport Guard, cudaEvent_t, cudaStream_t
+from strata_copy.layout cimport MAX_LAYERS
 from strata_copy.plan cimport Extent, PlanData, Units
 from strata_copy.states cimport MAX_TICKETS
 
@@ -33,7 +34,6 @@ cdef enum:
     HOST_LANE
     LANES                   # of one device
     MAX_AFTER = 32          # waits of one request
-    MAX_LAYERS = 1024       # of a layout that is copied
     CELLS = 256             # words that tell the end of a ticket
 
 # A way for one route's direction on one device, in order from its first copy to its last. Lanes `out` and `in` are a pair of

@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
-from strata_copy.abi cimport FAILED, OK, POISONED, REASON_MEMORY, REFUSED, Error
+from strata_copy.abi cimport FAILED, OK, POISONED, REASON_CUDA, REASON_MEMORY, REFUSED, Error
 from strata_copy.atomics cimport load_i32, store_i32
 from strata_copy.cudart cimport (
     Guard, clear, cudaDevAttrMaxPitch, cudaEventBlockingSync, cudaEventDisableTiming, cudaEvent_t, cudaHostAllocPortable,
@@ -195,7 +195,12 @@ cdef void copier_close(CopierData *copier, Error *error) noexcept nogil:
     guard_enter(&guard, error)
     if copier.devices != NULL:
         for d in range(copier.n_devices):       # the device may still write a ticket's word
-            if load_i32(&copier.devices[d].poisoned) != 0 or device_drain(&copier.devices[d], &guard, error) != OK:
+            if load_i32(&copier.devices[d].poisoned) != 0:
+                alive = False
+                error.device, error.cuda_code = copier.devices[d].device, load_i32(&copier.devices[d].poisoned)
+                outcome(error, POISONED, REASON_CUDA, "device %d failed with %s (%d): its streams and events are left to the process",
+                        error.device, rt.cudaGetErrorName(error.cuda_code), error.cuda_code)
+            elif device_drain(&copier.devices[d], &guard, error) != OK:
                 alive = False
         if alive:       # a dead device is called no more; its objects end with the process
             for d in range(copier.n_devices):

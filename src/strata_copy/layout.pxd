@@ -10,6 +10,7 @@ from strata_copy.abi cimport Error, Growth, PartSpec
 cdef enum:
     MAX_GROUPS = 64     # a request names groups in the bits of one word
     MAX_MARKS = 16
+    MAX_LAYERS = 1024
 
 # Bytes set after a part has landed: the last unit of `part` in the target := unit 0 of `source_part` in the source.
 cdef struct PatchData:

@@ -188,7 +188,7 @@ def _check(layout):
     if not layout.parts:
         raise ValueError("a layout has at least one part")
     if not 1 <= len(layout.marks) <= MAX_MARKS or len(set(layout.marks)) != len(layout.marks):
-        raise ValueError(f"marks {layout.marks}: 1 to {MAX_MARKS}, each once")
+        raise ValueError(f"{len(layout.marks)} marks; a layout has 1 to {MAX_MARKS}, each once: {layout.marks}")
     if len(layout.groups) > MAX_GROUPS or len(set(layout.groups)) != len(layout.groups):
         raise ValueError(f"groups {layout.groups}: at most {MAX_GROUPS}, each once")
     seen = set()
@@ -224,8 +224,8 @@ def _part_index(layout, patch, name):
 def _check_part(layout, part):
     g = part.growth
     ranges = {
-        "layer": (part.layer, -1, INT32_MAX - 1), "unit_bytes": (part.unit_bytes, 1, 1 << 40), "rep": (part.rep, 1, 1 << 24),
-        "needed_by": (_needed_by(part), 0, INT32_MAX - 1), "order": (part.order, -INT32_MAX, INT32_MAX),
+        "layer": (part.layer, -1, MAX_LAYERS - 1), "unit_bytes": (part.unit_bytes, 1, 1 << 40), "rep": (part.rep, 1, 1 << 24),
+        "needed_by": (_needed_by(part), 0, MAX_LAYERS - 1), "order": (part.order, -INT32_MAX, INT32_MAX),
         "mark": (g.mark, 0, len(layout.marks) - 1), "q": (g.q, 1, INT32_MAX), "extra": (g.extra, 0, INT32_MAX),
         "shift": (g.shift, -INT32_MAX, INT32_MAX), "settle": (g.settle, 0, INT32_MAX),
         "cp_size": (g.cp_size, 1, 1 << 15), "cp_rank": (g.cp_rank, 0, g.cp_size - 1),
@@ -235,7 +235,7 @@ def _check_part(layout, part):
         "replica index": (part.replica[0], 0, part.replica[1] - 1),
     }
     if not part.name or not part.name.isprintable():
-        _refuse(part, "a name has printable characters")
+        _refuse(part, "has no name of printable characters")
     if g.rule not in RULES or g.lo not in LOWS:
         _refuse(part, f"growth {g.rule!r}, lo {g.lo!r}; may be {', '.join(RULES)} and {', '.join(LOWS)}")
     if g.rule == "window":

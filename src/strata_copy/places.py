@@ -73,12 +73,12 @@ def whole(name: str, value: Any, low: int, high: int) -> int:
 
 
 def nanoseconds(timeout: float | None) -> int:
-    """Seconds as a C timeout: -1, for as long as it takes, where `timeout` is None or infinite. Raises ValueError below 0."""
+    """Seconds as a C timeout: -1, for as long as it takes, where `timeout` is None or infinite; what is below 0 is over."""
     if timeout is None or timeout == math.inf:
         return -1
-    if not 0 <= timeout < 1 << 32:
-        raise ValueError(f"timeout is {timeout}; seconds from 0, or None for as long as it takes")
-    return int(timeout * 1e9)
+    if not timeout < 1 << 32:
+        raise ValueError(f"timeout is {timeout}; seconds, or None for as long as it takes")
+    return int(max(timeout, 0) * 1e9)
 
 
 def address(thing: Any) -> int:

@@ -334,6 +334,13 @@ cdef int choose_routes(PlanData *plan, const int32_t *source_of_group, Error *er
             part.route = ROUTE_IN
         else:
             part.route = ROUTE_HOST
+        if layout.patch_of[i] >= 0:
+            from_ = &part.source.places[layout.patches[layout.patch_of[i]].source_part]
+            if from_.kind == DEVICE and from_.device != part.device:
+                error.part, error.layer, error.wanted, error.found = i, layout.parts[i].layer, part.device, from_.device
+                return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d: its patch comes from device %d, it goes over "
+                               "device %d, which is not done by this release", layout.parts[i].name, layout.parts[i].layer, from_.device,
+                               part.device)
     return OK
 
 

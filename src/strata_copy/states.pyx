@@ -47,7 +47,7 @@ cdef int check_apart(const StateData *a, const StateData *b, Error *error) noexc
             y = &b.extremes[j]
             if y.start >= x.end:
                 break
-            if y.end <= x.start or interleaved(a, x.part, b, y.part):
+            if y.end <= x.start or x.start == x.end or y.start == y.end or interleaved(a, x.part, b, y.part):
                 continue
             error.part = x.part
             error.layer = a.layout.parts[x.part].layer

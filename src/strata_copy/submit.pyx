@@ -17,13 +17,13 @@ from strata_copy.cudart cimport (
     guard_leave, outcome, rt,
 )
 from strata_copy.lanes cimport (
-    CELLS, HOST_LANE, IN_LANE, LANES, LOCAL_LANES, MAX_AFTER, MAX_DEVICES, MAX_LAYERS, OPEN, OUT_LANE, CopierData, DeviceLanes, Lane,
+    CELLS, HOST_LANE, IN_LANE, LANES, LOCAL_LANES, MAX_AFTER, MAX_DEVICES, OPEN, OUT_LANE, CopierData, DeviceLanes, Lane,
     Slot, copier_reserve, device_drain, device_index, lane_copy, lane_stream, now, pthread_mutex_lock, pthread_mutex_unlock,
     the_tables,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
-    ROUTE_IN, ROUTE_LOCAL, ROUTE_OUT, ROUTES, Bundle, Emission, Extent, PlanData, emit_bundle, emit_end, emit_part, moves_early,
+    ROUTE_IN, ROUTE_LOCAL, ROUTE_OUT, ROUTES, Bundle, Emission, Extent, PlanData, Units, emit_bundle, emit_end, emit_part, moves_early,
     plan_hold, units_to_move,
 )
 from strata_copy.states cimport StateData
@@ -89,10 +89,10 @@ cdef int adopt_locked(CopierData *copier, PlanData *plan, Error *error) noexcept
     """What a plan needs of the copier that will carry it."""
     cdef const LayoutData *layout = plan.target.layout
     cdef int32_t i
-    if plan.n_events > copier.layer_events or layout.n_layers > MAX_LAYERS:
+    if plan.n_events > copier.layer_events:
         error.wanted, error.found = plan.n_events, copier.layer_events
-        return outcome(error, REFUSED, REASON_CAPACITY, "%d layer events and %d layers are needed; the copier has layer_events=%d and "
-                       "takes %d layers", plan.n_events, layout.n_layers, copier.layer_events, <int>MAX_LAYERS)
+        return outcome(error, REFUSED, REASON_CAPACITY, "%d layer events are needed; the copier was opened with layer_events=%d",
+                       plan.n_events, copier.layer_events)
     for i in range(layout.n_parts):
         if plan.parts[i].device == -1:
             plan.parts[i].device = copier.devices[0].device
@@ -125,8 +125,7 @@ cdef int submit_locked(Submission *s, Ticket *ticket) noexcept nogil:
     if s.slot == NULL:
         return AGAIN
     ticket.v = s.slot.ticket        # from now on other threads may wait for layers
-    if bytes > 0:
-        status = queue(s)
+    status = queue(s) if bytes > 0 else queue_nothing(s)
     if status != OK:
         ticket.v = 0
         return give_up(s, status)
@@ -317,6 +316,25 @@ cdef int queue(Submission *s) noexcept nogil:
     return OK
 
 
+cdef int queue_nothing(Submission *s) noexcept nogil:
+    """A copy without bytes still stands behind what it waits for, and later copies of these states behind it."""
+    cdef int32_t d = device_index(s.copier, s.plan.parts[0].device)
+    cdef int status
+    s.device = &s.copier.devices[d]
+    start_device(s.device)
+    s.slot.taken[d] = 0
+    status = record_gates(s)
+    s.device = &s.copier.devices[d]
+    if status == OK:
+        status = wait_before(s, s.device.finish)
+    if status == OK:
+        status = queue_end(s, d)
+    if status == OK:
+        s.slot.recorded[0], s.slot.bundle_events = s.slot.done[d], 1
+        publish(s)
+    return status
+
+
 cdef void start_device(DeviceLanes *device) noexcept nogil:
     cdef int32_t n
     for n in range(LANES):
@@ -369,8 +387,12 @@ cdef int queue_bundles(Submission *s) noexcept nogil:
 cdef int queue_layer(Submission *s, int32_t layer) noexcept nogil:
     """All of a layer's bytes on a route go on one lane; behind them, on each lane, the event that wait_layer hands out."""
     cdef const LayoutData *layout = s.plan.target.layout
-    cdef int32_t k, part, first = s.recorded
+    cdef int32_t k, part
     cdef int status = OK
+    if s.unmarked > 0 and s.unmarked + layer_bytes(s, layer) > SHARED_BYTES:
+        status = mark_layers(s, layer)
+        if status != OK:
+            return status
     start_emission(s)
     for k in range(layout.first[layer], layout.first[layer + 1]):
         part = layout.order[k]
@@ -384,13 +406,19 @@ cdef int queue_layer(Submission *s, int32_t layer) noexcept nogil:
     status = emit_end(&s.emission)
     if status != OK or shares_events(s, layer):
         return status
-    status = record_lanes(s)
+    return mark_layers(s, layer + 1)
+
+
+cdef int mark_layers(Submission *s, int32_t end) noexcept nogil:
+    """Events behind all layers before `end` that have none yet."""
+    cdef int32_t layer, first = s.recorded
+    cdef int status = record_lanes(s)
     if status != OK:
         return status
-    for k in range(s.first_unmarked, layer + 1):
-        s.slot.first_event[k], s.slot.end_event[k] = first, s.recorded
-    begin_marks(s, layer + 1)
-    store_i32(&s.slot.layers_queued, layer + 1)
+    for layer in range(s.first_unmarked, end):
+        s.slot.first_event[layer], s.slot.end_event[layer] = first, s.recorded
+    begin_marks(s, end)
+    store_i32(&s.slot.layers_queued, end)
     return OK
 
 
@@ -398,6 +426,8 @@ cdef bint shares_events(const Submission *s, int32_t layer) noexcept nogil:
     """Whether the next layer's events stand for this one too. On a lane over PCIe an event between two copies costs as much as 200 KB,
     so layers of a few megabytes share them. Never the first layer, which somebody waits for, nor the last."""
     cdef int32_t d, route
+    if s.unmarked == 0:
+        return s.recorded == 0      # an event that is not recorded yet orders nothing
     if layer == 0 or layer == s.slot.n_layers - 1 or s.unmarked >= SHARED_BYTES:
         return False
     for d in range(s.copier.n_devices):
@@ -405,6 +435,19 @@ cdef bint shares_events(const Submission *s, int32_t layer) noexcept nogil:
             if s.lanes[d][route] != NULL and not s.lanes[d][route].paired:
                 return False
     return True
+
+
+cdef int64_t layer_bytes(const Submission *s, int32_t layer) noexcept nogil:
+    cdef const LayoutData *layout = s.plan.target.layout
+    cdef const Units *units
+    cdef int64_t bytes = 0
+    cdef int32_t k, part
+    for k in range(layout.first[layer], layout.first[layer + 1]):
+        part = layout.order[k]
+        units = &s.copier.units[part]
+        if not moves_early(s.plan, part):
+            bytes += (units.end - units.first) * layout.parts[part].growth.unit_bytes * layout.parts[part].rep
+    return bytes
 
 
 cdef void begin_marks(Submission *s, int32_t layer) noexcept nogil:
@@ -467,17 +510,27 @@ cdef Lane *choose_lane(DeviceLanes *device, int32_t route) noexcept nogil:
 
 
 cdef int open_lane(Submission *s, int32_t d) noexcept nogil:
-    """Before a lane's first copy of this ticket it waits for whatever wrote the source and whatever still reads or writes the target:
-    what the request names, and our own earlier tickets on these states; and for this ticket's bundles."""
-    cdef cudaStream_t stream = lane_stream(s.lane)
-    cdef const Wait *wait
-    cdef cudaEvent_t event
-    cdef uint32_t i
+    """Before a lane's first copy of this ticket."""
     cdef int32_t n
     cdef int status
     if s.slot.taken[d] < 0:
         s.slot.taken[d] = 0
     s.lane.used = True
+    status = wait_before(s, lane_stream(s.lane))
+    for n in range(s.slot.bundle_events):
+        if status == OK:
+            status = wait_event(s, lane_stream(s.lane), s.slot.recorded[n])
+    return status
+
+
+cdef int wait_before(Submission *s, cudaStream_t stream) noexcept nogil:
+    """The stream waits for whatever wrote the source and whatever still reads or writes the target: what the request names, and our own
+    earlier tickets on these states."""
+    cdef const Wait *wait
+    cdef cudaEvent_t event
+    cdef uint32_t i
+    cdef int32_t n
+    cdef int status = OK
     for i in range(s.request.n_after):
         wait = &s.request.after[i]
         event = wait.handle if wait.kind == WAIT_EVENT else s.copier.devices[device_index(s.copier, wait.device)].gates[i]
@@ -492,9 +545,6 @@ cdef int open_lane(Submission *s, int32_t d) noexcept nogil:
     for n in range(s.copier.n_slots):
         if status == OK and (s.plan.target.readers[n >> 6] >> (n & 63)) & 1:
             status = wait_ticket(s, stream, s.copier.slots[n].ticket)
-    for n in range(s.slot.bundle_events):
-        if status == OK:
-            status = wait_event(s, stream, s.slot.recorded[n])
     return status
 
 

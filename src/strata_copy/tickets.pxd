@@ -13,7 +13,8 @@ from strata_copy.lanes cimport CopierData, Slot
 from strata_copy.states cimport StateData
 
 cdef enum:
-    QUEUING = 2         # a slot's status while submit fills it; AGAIN for everybody else
+    QUEUING = 2         # a slot's status while submit fills it, and while a thread ends it badly; AGAIN for everybody else
+    ENDING = 3
 
 
 cdef Slot *pin(Ticket ticket) noexcept nogil
@@ -23,7 +24,7 @@ cdef void unpin(Slot *slot) noexcept nogil
 cdef int slot_status(CopierData *copier, Slot *slot) noexcept nogil
 # Under the copier's lock: lets go of the states of tickets that have ended, and frees the slots of those that were released.
 cdef void sweep(CopierData *copier) noexcept nogil
-# Under the lock: ends a ticket badly, and with it all that wait to read its target. Its devices are drained.
+# Under the lock: ends a ticket that is QUEUING or ENDING badly, and with it all that wait to read its target. Its devices are drained.
 cdef void end_badly(CopierData *copier, Slot *slot, int status, const Error *error) noexcept nogil
 
 cdef int ticket_wait_layer(Ticket ticket, int32_t layer, void *stream, int64_t timeout_ns, Error *error) noexcept nogil
@@ -35,10 +36,12 @@ cdef int tickets_finished(CopierData *copier, Ticket *out, int32_t n) noexcept n
 cdef int ticket_sync(Ticket ticket, int64_t timeout_ns, Error *error) noexcept nogil
 cdef void ticket_release(Ticket *ticket) noexcept nogil
 
-# OK, or REFUSED where a ticket in flight reads or writes the state.
+# How many tickets in flight read or write the state.
+cdef int state_users(StateData *state) noexcept nogil
+# OK, or REFUSED where there are some.
 cdef int reset_state(StateData *state, Error *error) noexcept nogil
 # Lets no more submits in and holds the caller until no ticket is in flight: before the copier closes.
-cdef void end_all(CopierData *copier) noexcept nogil
+cdef void end_all(CopierData *copier, Error *error) noexcept nogil
 # Frees every slot, released or not, once no thread looks at it any more: the last thing before the copier closes.
 cdef void free_all(CopierData *copier) noexcept nogil
 

@@ -53,8 +53,8 @@ cdef int ticket_wait_layer(Ticket ticket, int32_t layer, void *stream, int64_t t
         status = wait_queued(slot, layer + 1, timeout_ns, error)
     if status == OK:
         begin, end = slot.first_event[layer], slot.end_event[layer]
-        if begin == end:        # what it needs has moved in bundles, if anything
-            begin, end = 0, slot.bundle_events
+        if begin == end:        # it moved in bundles, or not at all: the first event is behind what the ticket waited for
+            begin, end = 0, max(1, slot.bundle_events)
         status = wait_events(stream, &slot.recorded[begin], end - begin, error)
     unpin(slot)
     return status
@@ -107,7 +107,7 @@ cdef int tickets_finished(CopierData *copier, Ticket *out, int32_t n) noexcept n
     cdef Error error
     cdef int32_t i, found = 0
     for i in range(copier.n_slots):
-        if found == n:
+        if found >= n:
             break
         ticket.v = load_u64(&copier.slots[i].ticket)
         slot = pin(ticket)
@@ -137,7 +137,7 @@ cdef int ticket_sync(Ticket ticket, int64_t timeout_ns, Error *error) noexcept n
             status = ask(copier, slot, error)
             ask_at = at + NAP_NS
         at = now()
-        if status != AGAIN or (timeout_ns >= 0 and at >= began + timeout_ns):
+        if status != AGAIN or (timeout_ns >= 0 and at - began >= timeout_ns):
             break
         if at < began + AWAKE_NS:
             sched_yield()
@@ -160,7 +160,7 @@ cdef void ticket_release(Ticket *ticket) noexcept nogil:
 cdef int slot_status(CopierData *copier, Slot *slot) noexcept nogil:
     cdef int status = load_i32(&slot.status)
     cdef int32_t d
-    if status == QUEUING:
+    if status == QUEUING or status == ENDING:
         return AGAIN
     if status != AGAIN:
         return status
@@ -199,9 +199,17 @@ cdef void end_badly(CopierData *copier, Slot *slot, int status, const Error *err
         if (reader.ticket >> 8) <= (slot.ticket >> 8) or load_i32(&reader.status) != AGAIN:
             continue        # free, or from before, or ended
         for s in range(reader.plan.n_sources):
-            if reader.plan.sources[s] == slot.plan.target:
+            if reader.plan.sources[s] == slot.plan.target and swap_i32(&reader.status, AGAIN, ENDING):
                 end_badly(copier, reader, status, error)
                 break
+
+
+cdef int state_users(StateData *state) noexcept nogil:
+    cdef CopierData *copier = the_tables()
+    pthread_mutex_lock(&copier.lock)
+    sweep(copier)
+    pthread_mutex_unlock(&copier.lock)
+    return load_i32(&state.holds)
 
 
 cdef int reset_state(StateData *state, Error *error) noexcept nogil:
@@ -219,19 +227,19 @@ cdef int reset_state(StateData *state, Error *error) noexcept nogil:
     return status
 
 
-cdef void end_all(CopierData *copier) noexcept nogil:
-    """The lanes are drained, so that the words are set: after this no ticket is in flight but on a dead device."""
+cdef void end_all(CopierData *copier, Error *error) noexcept nogil:
+    """The lanes are drained, so that the words are set: after this no ticket is in flight but on a dead device, of which error tells."""
     cdef Guard guard
-    cdef Error error
+    cdef Error ignored
     cdef int32_t d
-    clear(&error)
+    clear(&ignored)
     pthread_mutex_lock(&copier.lock)
     store_i32(&copier.state, CLOSING)
-    if guard_enter(&guard, &error) == OK:
-        for d in range(copier.n_devices):
-            if load_i32(&copier.devices[d].poisoned) == 0:
-                device_drain(&copier.devices[d], &guard, &error)
-        guard_leave(&guard, OK, &error)
+    guard_enter(&guard, &ignored)       # where it fails, draining still has to be done
+    for d in range(copier.n_devices):
+        if load_i32(&copier.devices[d].poisoned) == 0:
+            device_drain(&copier.devices[d], &guard, error)
+    guard_leave(&guard, OK, error)
     sweep(copier)
     pthread_mutex_unlock(&copier.lock)
 
@@ -277,15 +285,15 @@ cdef int no_ticket(Ticket ticket, Error *error) noexcept nogil:
 cdef int wait_queued(Slot *slot, int32_t layers, int64_t timeout_ns, Error *error) noexcept nogil:
     """Until so many layers are queued: another thread is inside the submit of this ticket. An event that is not recorded yet orders
     nothing, so there is no way but to wait here, or to say AGAIN."""
-    cdef int64_t until = 0
+    cdef int64_t began = 0
     cdef int status
     while load_i32(&slot.layers_queued) < layers:
         status = load_i32(&slot.status)
         if status < OK:
             break
-        if until == 0:
-            until = now() + timeout_ns
-        if timeout_ns >= 0 and now() >= until:
+        if began == 0:
+            began = now()
+        if timeout_ns >= 0 and now() - began >= timeout_ns:
             return AGAIN
         nap()
     status = load_i32(&slot.status)
@@ -337,7 +345,7 @@ cdef int end_poisoned(CopierData *copier, Slot *slot, int32_t d) noexcept nogil:
 
 cdef int ask_if_late(CopierData *copier, Slot *slot, Error *error) noexcept nogil:
     cdef int status = slot_status(copier, slot)
-    if status != AGAIN or load_i32(&slot.status) == QUEUING:
+    if status != AGAIN or load_i32(&slot.status) != AGAIN:
         return status
     if now() - max(slot.asked, slot.started) < copier.patience:
         return AGAIN
@@ -349,8 +357,8 @@ cdef int ask(CopierData *copier, Slot *slot, Error *error) noexcept nogil:
     cdef Guard guard
     cdef int32_t d
     cdef int code, status
-    if load_i32(&slot.status) == QUEUING:
-        return AGAIN
+    if load_i32(&slot.status) != AGAIN:
+        return slot_status(copier, slot)
     if guard_enter(&guard, error) != OK:
         return AGAIN
     slot.asked = now()
@@ -373,7 +381,7 @@ cdef int fail_in_flight(CopierData *copier, Slot *slot, int32_t d, int status, c
     cdef int32_t other
     cdef Error draining
     pthread_mutex_lock(&copier.lock)
-    if load_i32(&slot.status) == AGAIN:
+    if swap_i32(&slot.status, AGAIN, ENDING):       # one thread ends it; whoever saw it end well was first
         if status == POISONED:
             store_i32(&copier.devices[d].poisoned, error.cuda_code)
         for other in range(copier.n_devices):   # all: tickets that read this target may be on others
@@ -383,7 +391,7 @@ cdef int fail_in_flight(CopierData *copier, Slot *slot, int32_t d, int status, c
                     status = POISONED
         end_badly(copier, slot, status, error)
     pthread_mutex_unlock(&copier.lock)
-    return load_i32(&slot.status)
+    return slot_status(copier, slot)
 
 
 cdef void free_slot(Slot *slot) noexcept nogil:

@@ -84,8 +84,7 @@ cdef uint64_t group_bits(Layout layout, groups) except? 0:
     cdef uint64_t bits = 0
     if groups is None:
         return 0
-    if isinstance(groups, str):
-        raise TypeError(f"groups is {groups!r}; names of groups are needed, as a list")
+    groups = (groups,) if isinstance(groups, str) else tuple(groups)
     for group in groups:
         if group not in layout.groups:
             raise ValueError(f"group {group!r} is none of {layout.groups}")
