@@ -27,6 +27,7 @@ test-full: $(VENV)/built
 # make lint    what CI checks besides the tests
 lint: $(VENV)/built $(VENV)/linters hints
 	$(RUN)/ruff check .
+	$(RUN)/ruff format --check --quiet .
 	$(RUN)/cython-lint $(LINTED)
 	$(RUN)/codespell --skip '.venv,build,*.so,*.json' README.md CONTRIBUTING.md CHANGELOG.md docs src include tests bench strata_copy.pyx
 	$(RUN)/mypy src/strata_copy

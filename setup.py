@@ -51,7 +51,19 @@ def extension(name: str, *sources: str, language: str = "c") -> Extension:
     return ext
 
 
-ROOMS = ["raising", "runtime", "layout", "states", "plan", "lanes", "tickets", "submit", "values", "opening", "save_path"]
+ROOMS = [
+    "raising",
+    "runtime",
+    "layout",
+    "states",
+    "plan",
+    "lanes",
+    "tickets",
+    "submit",
+    "values",
+    "opening",
+    "save_path",
+]
 EXTENSIONS = [
     extension("cudart", "src/strata_copy/cudart.pyx", "src/cudart/table.c"),
     extension(

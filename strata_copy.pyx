@@ -199,10 +199,9 @@ cdef class Plan:
         """
         cdef Error error
         cdef RequestValues values
-        cdef PlanData *data = plan_data(self)
         cdef int64_t bytes = 0
         cdef int32_t layer, k, i
-        cdef const LayoutData *layout = self.data.target.layout
+        cdef const LayoutData *layout = plan_data(self).target.layout
         cdef Units *units
         cdef Emission emission
         found = []
@@ -235,9 +234,10 @@ cdef class Plan:
 cdef class Copier:
     """The lanes, events and tickets of this process, on the devices that are named. One is open at a time; `close` it, or use `with`.
 
-    devices: ordinals of the devices whose memory is copied. tickets: copies that may be in flight or not yet looked at. layer_events:
-        events that a ticket may take on a device, one for each layer and route in it. chunk: bytes after which a long copy between
-        device and host leaves a gap for others. patience: seconds after which CUDA is asked for a ticket whose end was not told.
+    devices: ordinals of the devices whose memory is copied; (0,). tickets: copies that may be in flight or not yet looked at; 64.
+        layer_events: events that a ticket may take on a device, one for each layer and route in it; 128. chunk: bytes after which a long
+        copy between device and host leaves a gap for others; 32 MiB. patience: seconds after which CUDA is asked for a ticket whose end
+        was not told; 10.
 
     Opening makes everything that copies need, so that none of them allocates. It opens the runtime: the CUDA runtime, or what
     STRATA_COPY_RUNTIME says; there is no fallback. Raises RuntimeUnavailable, Refused where something cannot be had, and

@@ -1,8 +1,8 @@
 /* strata_copy for C11 and C++17. No CUDA header is needed: streams and events are void pointers.
  *
- * States, plans and copiers are made from Python or Cython (strata_copy.Copier, .State, .Plan); a C or C++ engine in the same
- * process takes their addresses (the `address` property) and calls the functions below, which never take the GIL, call Python
- * or throw. Of these, only strata_sync blocks by design.
+ * Copiers, states and plans are made from Python (strata_copy.Copier, .State, Copier.plan); a C or C++ engine in the same process takes
+ * their addresses (the `address` property) and calls the functions below, which never take the GIL, call Python or throw. Of these,
+ * only strata_sync blocks by design. Types that Python fills (strata_part, strata_growth, strata_place) are here for what comes.
  *
  *     #include <Python.h>
  *     #include <strata_copy.h>
@@ -25,7 +25,7 @@ enum {
     STRATA_AGAIN = 1,      /* not yet; nothing happened */
     STRATA_REFUSED = -1,   /* before the first write: target and source are as they were */
     STRATA_FAILED = -2,    /* after the first write: the target is INVALID until it is reset, the source is untouched */
-    STRATA_CANCELLED = -3, /* likewise, because the caller asked for it */
+    STRATA_CANCELLED = -3, /* likewise, because the caller asked for it; nothing does in this release */
     STRATA_POISONED = -4   /* a CUDA error that ends the device for this process; no further CUDA call is made on it */
 };
 
@@ -41,7 +41,7 @@ enum {
     STRATA_REASON_BUSY = 7,         /* in use by a ticket or another thread */
     STRATA_REASON_ORDER = 8,        /* neither `after` nor STRATA_CALLER_SYNCED was given */
     STRATA_REASON_CAPTURE = 9,      /* a stream or event that was named is part of a graph capture */
-    STRATA_REASON_STREAM = 10,      /* the legacy or per-thread default stream, or a stream of a device that is not open */
+    STRATA_REASON_STREAM = 10,      /* a default stream; in `after` also a stream of a device that is not open */
     STRATA_REASON_GROUP = 11,       /* a group that the layout has not */
     STRATA_REASON_BANK = 12,        /* a bank that the place has not */
     STRATA_REASON_GENERATION = 13,  /* the state has changed since the caller looked */
@@ -107,7 +107,7 @@ typedef struct {
     int32_t device, kind;                  /* device of DEVICE memory; for host memory the device whose lanes carry it, or -1 */
     int64_t units, stride;                 /* capacity; bytes from unit to unit, at least unit_bytes */
     int64_t rep_stride, banks, bank_stride; /* bytes from run to run of a unit; snapshot banks of the part */
-    int64_t ring;                          /* 0: dense; C: a ring of C units; -1: rolled to the front */
+    int64_t ring;                          /* 0: dense; rings (C, or -1: rolled to the front) are refused in this release */
     int32_t page_group, reserved;          /* -1: no pages */
     int64_t page_units, page_stride;
 } strata_place;
@@ -134,7 +134,7 @@ typedef struct {
     uint32_t n_marks, reserved;
     uint64_t groups;                       /* bit g: group g moves; 0: all */
     const int64_t *src_bank, *dst_bank;    /* one value per group; NULL: bank 0 */
-    const strata_pages *src_pages, *dst_pages;
+    const strata_pages *src_pages, *dst_pages; /* refused in this release, as are priority, bytes_ahead and hook */
     uint32_t n_page_groups, n_after;
     const strata_wait *after;
     uint64_t src_generation, dst_generation; /* 0: any; else the state must still have it */
@@ -160,7 +160,8 @@ static inline strata_request strata_request_new(const int64_t *upto, uint32_t n_
 #define STRATA_COPY_API_VERSION 1
 typedef struct {
     uint32_t version, size;
-    /* Checks everything on every device, then queues the whole copy on the calling thread. OK: *ticket names it. */
+    /* Checks everything on every device, then queues the whole copy on the calling thread. OK: *ticket names it (it is written before
+     * the first copy, so that another thread may wait for layers already). AGAIN: every ticket is in flight or not released. */
     int (*submit)(strata_plan *, const strata_request *, strata_ticket *, strata_error *);
     /* OK: `stream` now depends on all bytes that `layer` needs. AGAIN: the layer was not queued within timeout_ns. */
     int (*wait_layer)(strata_ticket, int32_t layer, void *stream, int64_t timeout_ns, strata_error *);

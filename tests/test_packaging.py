@@ -29,7 +29,8 @@ CONSUMER_SETUP = """
 from setuptools import Extension, setup
 import strata_copy
 
-setup(name="consumer", version="1", ext_modules=[Extension("consumer", ["consumer.pyx"], include_dirs=[strata_copy.get_include()])])
+extension = Extension("consumer", ["consumer.pyx"], include_dirs=[strata_copy.get_include()])
+setup(name="consumer", version="1", ext_modules=[extension])
 """
 
 
@@ -83,8 +84,15 @@ def test_the_source_distribution_builds_again(tmp_path):
     run(python, "-m", "pip", "install", "--quiet", "cython>=3.1", "setuptools>=77", cwd=tmp_path)
     run(python, "-c", script, cwd=tmp_path)
     (archive,) = tmp_path.glob("*.tar.gz")
-    names = {name.split("/", 1)[1] for name in tarfile.open(archive).getnames() if "/" in name}
-    for wanted in ("strata_copy.pyx", "setup.py", "include/strata_copy.h", "src/cudart/table.h", "src/strata_copy/lanes.pyx"):
+    with tarfile.open(archive) as opened:
+        names = {name.split("/", 1)[1] for name in opened.getnames() if "/" in name}
+    for wanted in (
+        "strata_copy.pyx",
+        "setup.py",
+        "include/strata_copy.h",
+        "src/cudart/table.h",
+        "src/strata_copy/lanes.pyx",
+    ):
         assert wanted in names
     folder = tmp_path / "wheel"
     run(python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, archive, cwd=tmp_path)

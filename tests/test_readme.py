@@ -35,7 +35,9 @@ def test_the_cython_example_compiles_and_copies(tmp_path):
     source = tmp_path / "first.pyx"
     source.write_text(example("cython"), encoding="utf-8")
     package = Path(sc.__file__).parent
-    subprocess.run([sys.executable, "-m", "cython", "-3", "-I", str(package.parent), str(source)], check=True, timeout=300)
+    subprocess.run(
+        [sys.executable, "-m", "cython", "-3", "-I", str(package.parent), str(source)], check=True, timeout=300
+    )
     module = tmp_path / f"first{sysconfig.get_config_var('EXT_SUFFIX')}"
     includes = [f"-I{sysconfig.get_path('include')}", f"-I{sc.get_include()}"]
     compiler = ["gcc", "-shared", "-fPIC", "-O1", *includes]

@@ -385,7 +385,7 @@ def too_few_places(scene):
 # ---- the copier
 
 
-@case("capacity", "layer events and")
+@case("capacity", "layer events are needed")
 def more_events_than_a_ticket_has(scene):
     layout = sc.Layout([sc.Part(name="s", layer=layer, unit_bytes=8, growth=sc.Growth.state()) for layer in range(25)])
     scene.copier.plan(scene.make(layout, 3).state, scene.make(layout, 4).state)

@@ -64,14 +64,14 @@ def test_a_layer_that_the_layout_has_not_is_refused(held, scene):
     ticket = scene.submit(after=held.wait)
     stream = runtime.stream_create()
     for layer in (-1, scene.source.layout.layers):
-        with pytest.raises(ValueError, match="layer is .*; may be 0 to 3"):
+        with pytest.raises(ValueError, match=r"layer is .*; may be 0 to 3"):
             ticket.wait_layer(layer, stream)
     held.open()
     ticket.sync()
     runtime.stream_destroy(stream)
 
 
-def test_a_copy_of_nothing_ends_at_once(memory, copier):
+def test_a_copy_of_nothing_ends_well(memory, copier):
     layout = sc.Layout([sc.Part(name="k", layer=layer, unit_bytes=16, growth=sc.Growth.linear()) for layer in range(3)])
     source, target = memory(layout, 1), memory(layout, 2)
     stream = runtime.stream_create()
@@ -80,6 +80,7 @@ def test_a_copy_of_nothing_ends_at_once(memory, copier):
     target.fill()
     for how in ({"upto": 0}, {"upto": 7, "begin": 7}):
         ticket = plan.submit(**how, after=SYNCED)
+        assert ticket.sync()
         assert ticket.done
         assert ticket.poll().bytes_total == 0
         assert ticket.wait_layer(2, stream)

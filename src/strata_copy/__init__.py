@@ -1,8 +1,11 @@
-"""strata_copy moves a conversation's state between sessions, batch slots and pinned memory at the speed of the hardware.
+"""strata_copy moves a conversation's state between sessions, batch slots and pinned memory at the speed of the
+hardware.
 
-Copier, State, Plan and Ticket are the way of a copy; Layout, Part, Growth, Patch and Place say what moves and where it is.
+Copier, State, Plan and Ticket are the way of a copy; Layout, Part, Growth, Patch and Place say what moves and where
+it is.
 """
 
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 
@@ -16,8 +19,8 @@ from strata_copy.places import CALLER_SYNCED, Event, Place, Stream
 __all__ = [
     "CALLER_SYNCED",
     "Cancelled",
-    "CopyError",
     "Copier",
+    "CopyError",
     "Event",
     "Failed",
     "Growth",
@@ -35,6 +38,11 @@ __all__ = [
     "Ticket",
     "get_include",
 ]
+
+try:
+    __version__ = version("strata_copy")
+except PackageNotFoundError:  # built in place, not installed
+    __version__ = "0+unknown"
 
 
 def get_include() -> str:

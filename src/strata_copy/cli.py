@@ -247,8 +247,10 @@ def best_ms(action: Callable[[], object], *, warm_ups: int, repeats: int) -> flo
 def show(timed: list[Timed], ceiling: float) -> None:
     kind = runtime.describe()["kind"]
     for name in dict.fromkeys(row.format for row in timed):
-        title = f"{name}, mode {MODE}, {kind} runtime; ceiling {ceiling:,.1f} GB/s"
+        title = f"{name}, mode {MODE} (all on the device), {kind} runtime; ceiling {ceiling:,.1f} GB/s"
         table = Table(title=title, box=box.SIMPLE, padding=0)
+        if kind == "host":  # one copy is one thread's here, and may miss the processor's cache where smaller ones hit
+            table.caption = "host memory: the ceiling is one thread's copy, which several may pass"
         for heading in ("tokens", "direction", "MB", "save ms", "direct ms", "times\nfaster", "GB/s", "% of\nceiling"):
             table.add_column(heading, justify="left" if heading == "direction" else "right", no_wrap=True)
         table.add_column("verified", no_wrap=True)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 REASONS = (
-    "none", "layout", "mark", "capacity", "overlap", "same state", "invalid", "busy", "order", "capture", "stream", "group", "bank",
-    "generation", "place", "unsupported", "ticket", "request", "cuda", "closed", "memory", "hook",
+    "none", "layout", "mark", "capacity", "overlap", "same state", "invalid", "busy", "order", "capture", "stream",
+    "group", "bank", "generation", "place", "unsupported", "ticket", "request", "cuda", "closed", "memory", "hook",
 )  # fmt: skip
 
 
 class CopyError(Exception):
     """A call that did not end OK. The class says what to do, the fields are for the log.
 
-    reason: one of REASONS. device, layer, part: -1 where they do not apply; part is an index of Layout.parts. cuda_code, call: the
-    CUDA call that failed, 0 and "" if none did. pending_before: a CUDA error of other code that was pending on the thread.
+    reason: one of REASONS. device, layer, part: -1 where they do not apply; part is an index of Layout.parts.
+    cuda_code, call: the CUDA call that failed, 0 and "" if none did. pending_before: a CUDA error of other code that
+    was pending on the thread.
     restored: False where the thread's capture mode could not be put back. wanted, found: the numbers of the text.
     """
 

@@ -12,13 +12,13 @@ LOWS = ("zero", "last", "chunk", "mark")
 class Growth:
     """Which units a part has at a mark. docs/layouts.md has the formulas.
 
-    rule: "const" (one unit, moved once), "state" (one unit, moved whenever it may have changed), "linear" (units from 0 up to the
-        mark) or "window" (the last units).
+    rule: "const" (one unit, moved once), "state" (one unit, moved whenever it may have changed), "linear" (units from
+        0 up to the mark) or "window" (the last units).
     mark: index of the mark that it follows, by the order of Layout.marks.
     q: tokens in a unit. ceil: a partly filled last unit exists. extra: units after the last, where the mark is above 0.
     shift: tokens added to the mark. settle: units that change together (0: an append may change any).
-    window, sinks, lo, lo_mark: of rule "window". cp_size, cp_rank, cp_interleave: the share of one rank of a context that is
-        split over cp_size ranks in runs of cp_interleave tokens.
+    window, sinks, lo, lo_mark: of rule "window". cp_size, cp_rank, cp_interleave: the share of one rank of a context
+        that is split over cp_size ranks in runs of cp_interleave tokens.
     """
 
     rule: str
@@ -47,7 +47,9 @@ class Growth:
         return cls(rule="state", mark=mark)
 
     @classmethod
-    def linear(cls, q: int = 1, *, ceil: bool = False, extra: int = 0, mark: int = 0, shift: int = 0, settle: int = 1) -> Growth:
+    def linear(
+        cls, q: int = 1, *, ceil: bool = False, extra: int = 0, mark: int = 0, shift: int = 0, settle: int = 1
+    ) -> Growth:
         """Units of q tokens that are appended and then stay."""
         return cls(rule="linear", q=q, ceil=ceil, extra=extra, mark=mark, shift=shift, settle=settle)
 
@@ -56,10 +58,11 @@ class Growth:
 class Part:
     """One array of a layer, or of the session (layer -1).
 
-    name: unique in its layer. unit_bytes: bytes of one run of a unit, without padding. rep: runs that a unit has (heads).
-    needed_by: first layer that reads it; by default its own layer, and 0 for a session part. group: parts of a group move whole or
-    not at all. order: smaller moves first within a layer. shard, replica: (axis, index, count) and (index, count) of a part that is
-    split or repeated over ranks; they belong to the identity.
+    name: unique in its layer. unit_bytes: bytes of one run of a unit, without padding. rep: runs that a unit has
+    (heads).
+    needed_by: first layer that reads it; by default its own layer, and 0 for a session part. group: parts of a group
+    move whole or not at all. order: smaller moves first within a layer. shard, replica: (axis, index, count) and
+    (index, count) of a part that is split or repeated over ranks; they belong to the identity.
     """
 
     name: str

@@ -15,11 +15,13 @@ class Place:
     """Where one state keeps one part.
 
     base: address for the device: an int, or anything with __cuda_array_interface__, __array_interface__ or data_ptr().
-    units: capacity that may be touched. kind: "device", "pinned" or "pageable". device: of device memory; of host memory the device
-    whose lanes carry it where both sides are host memory.
-    stride: bytes from unit to unit, 0 for unit_bytes. rep_stride: bytes from run to run of a unit, 0 for units * stride.
+    units: capacity that may be touched. kind: "device", "pinned" or "pageable". device: of device memory; of host
+    memory the device whose lanes carry it where both sides are host memory.
+    stride: bytes from unit to unit, 0 for unit_bytes. rep_stride: bytes from run to run of a unit, 0 for units *
+    stride.
     banks, bank_stride: snapshots of the part and the bytes between them, 0 for all of one bank.
-    host_base: address for the CPU where it differs from base. ring, page_group, page_units, page_stride: for rings and pages.
+    host_base: address for the CPU where it differs from base. ring, page_group, page_units, page_stride: for rings
+    and pages.
     """
 
     base: Any
@@ -63,7 +65,8 @@ CALLER_SYNCED = CallerSynced()
 
 
 def whole(name: str, value: Any, low: int, high: int) -> int:
-    """`value` as an int from `low` to `high`. Raises TypeError for a float or bool, ValueError outside, both with the name."""
+    """`value` as an int from `low` to `high`. Raises TypeError for a float or bool, ValueError outside, both with the
+    name."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} is {value!r}; a whole number is needed")
     number = operator.index(value)
@@ -73,7 +76,8 @@ def whole(name: str, value: Any, low: int, high: int) -> int:
 
 
 def nanoseconds(timeout: float | None) -> int:
-    """Seconds as a C timeout: -1, for as long as it takes, where `timeout` is None or infinite; what is below 0 is over."""
+    """Seconds as a C timeout: -1, for as long as it takes, where `timeout` is None or infinite; what is below 0 is
+    over."""
     if timeout is None or timeout == math.inf:
         return -1
     if not timeout < 1 << 32:
@@ -82,7 +86,8 @@ def nanoseconds(timeout: float | None) -> int:
 
 
 def address(thing: Any) -> int:
-    """The address behind an int, an array or a tensor. Raises TypeError for anything else, ValueError for one that does not fit."""
+    """The address behind an int, an array or a tensor. Raises TypeError for anything else, ValueError for one that
+    does not fit."""
     if hasattr(thing, "__index__") and not hasattr(thing, "__array_interface__"):
         return whole("address", thing, 0, (1 << 64) - 1)
     for interface in ("__cuda_array_interface__", "__array_interface__"):

@@ -393,7 +393,8 @@ cdef bint alike(const PlanData *plan, int32_t a, int32_t b, bint patches) noexce
     return (x.needed_by < y.needed_by and x.group == y.group and memcmp(&x.growth, &y.growth, sizeof(Growth)) == 0 and y.rep == 1
             and layout.parts[source_a].growth.rule == layout.parts[source_b].growth.rule
             and plan.parts[a].route == plan.parts[b].route and plan.parts[a].device == plan.parts[b].device
-            and evenly_placed(plan.target, a, plan.target, b) and evenly_placed(plan.parts[a].source, source_a, plan.parts[b].source, source_b))
+            and evenly_placed(plan.target, a, plan.target, b)
+            and evenly_placed(plan.parts[a].source, source_a, plan.parts[b].source, source_b))
 
 
 cdef bint evenly_placed(const StateData *state_a, int32_t a, const StateData *state_b, int32_t b) noexcept nogil:
