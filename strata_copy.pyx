@@ -95,7 +95,11 @@ cdef class State:
         if self.data == NULL:
             raise_error(&error)
         for i, place in enumerate(self.places):
-            fill_place(place, &layout_values.parts[<int32_t>i], &self.data.places[<int32_t>i])
+            try:
+                fill_place(place, &layout_values.parts[<int32_t>i], &self.data.places[<int32_t>i])
+            except (TypeError, ValueError) as wrong:
+                part = layout.parts[i]
+                raise type(wrong)(f"part {part.name!r} of layer {part.layer}: {wrong}") from None
         with nogil:
             status = check_places(self.data, &error)
         if status != OK:

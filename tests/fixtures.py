@@ -1,7 +1,11 @@
 """A small conversation in five K/V formats, and memory for it that knows what it should hold."""
 
 import os
+import subprocess
+import sys
+import textwrap
 from itertools import accumulate
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -181,6 +185,19 @@ def untouched(memory):
 
 def needed_by(part):
     return max(part.layer, 0) if part.needed_by is None else part.needed_by
+
+
+def run_python(code):
+    """What a process of its own prints that runs `code`, with the kind of runtime and this folder as its arguments:
+    for what could end the process."""
+    process = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code), KIND, str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 SCENE_LAYOUT = small_layout("k8v4")

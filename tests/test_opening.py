@@ -1,15 +1,11 @@
 """Opening and closing a copier: every CUDA call in them fails in turn, and what can be given back is given back."""
 
-import subprocess
-import sys
-import textwrap
 import threading
-from pathlib import Path
 
 import pytest
 
 import strata_copy as sc
-from fixtures import KIND, SYNCED, after_copy, differences, small_layout, untouched
+from fixtures import SYNCED, after_copy, differences, run_python, small_layout, untouched
 from strata_copy import host_runtime, runtime
 
 INVALID_VALUE = 1
@@ -252,7 +248,7 @@ def test_a_copier_that_is_dropped_open_says_so():
             gc.collect()
         print([w.category.__name__ for w in caught], [str(w.message) for w in caught])
     """
-    assert "ResourceWarning" in run(code)
+    assert "ResourceWarning" in run_python(code)
 
 
 def test_a_fork_refuses_and_the_parent_goes_on():
@@ -288,16 +284,7 @@ def test_a_fork_refuses_and_the_parent_goes_on():
         print("again", plan.submit(9, after=sc.CALLER_SYNCED).sync())
         copier.close()
     """
-    assert run(code).split("\n")[:3] == ["child 0", "parent True []", "again True"]
-
-
-def run(code):
-    process = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), KIND, str(Path(__file__).parent)],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert process.returncode == 0, process.stderr
-    return process.stdout
+    assert run_python(code).split("\n")[:3] == ["child 0", "parent True []", "again True"]
 
 
 def test_two_threads_open_one_copier():
@@ -336,4 +323,4 @@ def test_two_threads_close_one_copier():
             assert copier.closed
         print(len(failed))
     """
-    assert run(code) == "0\n"
+    assert run_python(code) == "0\n"
