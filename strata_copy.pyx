@@ -6,6 +6,7 @@ runtime under them all. The C functions are declared in _core.pxd and, for C and
 
 import os
 import threading
+import time
 import warnings
 import weakref
 from collections import deque
@@ -251,6 +252,7 @@ cdef class Copier:
     cdef CopierData *data
     cdef readonly tuple devices
     cdef object flying, ended, __weakref__
+    cdef int submitting         # threads between their call of submit and the Ticket of it; under the GIL
 
     def __init__(self, devices=(0,), *, tickets=64, layer_events=128, chunk=32 << 20, patience=10.0):
         cdef int32_t ordinals[MAX_DEVICES]
@@ -307,6 +309,8 @@ cdef class Copier:
             clear(&error)
             with nogil:
                 end_all(data, &error)
+            while self.submitting:      # their tickets have ended, and want to be told so
+                time.sleep(0.0001)
             self._collect()
             self.data = NULL
             with nogil:
@@ -376,15 +380,19 @@ cdef class Copier:
         values.request.dst_generation = whole("dst_generation", dst_generation, 0, (1 << 64) - 1)
         self._collect()
         clear(&error)
-        with nogil:
-            status = submit_plan(plan.data, &values.request, &value, &error)
-        if status == AGAIN:
-            return None
-        if status != OK:
-            raise_error(&error)
-        ticket = new_ticket(plan, value)
-        self.flying[value.v] = ticket
-        return ticket
+        self.submitting += 1
+        try:
+            with nogil:
+                status = submit_plan(plan.data, &values.request, &value, &error)
+            if status == AGAIN:
+                return None
+            if status != OK:
+                raise_error(&error)
+            ticket = new_ticket(plan, value)
+            self.flying[value.v] = ticket
+            return ticket
+        finally:
+            self.submitting -= 1
 
     def _alive(self):
         cdef Error error
@@ -687,5 +695,6 @@ cdef PlanData *plan_data(Plan plan) except NULL:
 cdef Ticket new_ticket(Plan plan, abi.Ticket value):
     cdef Ticket ticket = Ticket.__new__(Ticket)
     ticket.plan, ticket.ticket, ticket.value, ticket.status = plan, value, value.v, AGAIN
+    ticket.last = Progress(0, 0, 0, 0.0, 0.0)
     ticket._look()
     return ticket

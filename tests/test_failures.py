@@ -280,6 +280,7 @@ def test_a_sticky_error_poisons(memory, route, function):
             if error is None:
                 fired = host_runtime.clear_faults()
                 assert not fired or function == "cudaThreadExchangeStreamCaptureMode"
+                copy.dead = bool(fired)  # by the way back to the thread's own capture mode
                 continue
             copy.dead = True
             assert type(error) is sc.Poisoned
