@@ -25,6 +25,7 @@ test-full: $(VENV)/built
 	$(RUN)/python -m pytest --timeout=1800
 
 # make lint    what CI checks besides the tests
+lint: export PATH := $(CURDIR)/$(RUN):$(PATH)
 lint: $(VENV)/built $(VENV)/linters hints
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check --quiet .
