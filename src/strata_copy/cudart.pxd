@@ -99,6 +99,8 @@ cdef extern from "table.h" nogil:
         cudaError_t (*device_properties)(void *, int) noexcept nogil
         cudaError_t (*pointer_range)(const void *, void **, size_t *) noexcept nogil
         cudaError_t (*event_captured)(cudaEvent_t) noexcept nogil
+        void (*observed)(const void *) noexcept nogil       # NULL for CUDA
+        void (*published)(const void *) noexcept nogil      # NULL for CUDA
 
     int strata_cudart_load(strata_cudart *, const char *path, int loaded_only, int *version, int *missing, char *reason,
                            size_t reason_size)

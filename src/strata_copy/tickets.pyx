@@ -163,16 +163,32 @@ cdef int slot_status(CopierData *copier, Slot *slot) noexcept nogil:
     if status == QUEUING or status == ENDING:
         return AGAIN
     if status != AGAIN:
+        observed(&slot.status)
         return status
     for d in range(copier.n_devices):
         if slot.taken[d] >= 0 and load_u64(&slot.words[d]) != slot.word:
             return AGAIN if load_i32(&copier.devices[d].poisoned) == 0 else end_poisoned(copier, slot, d)
-    return end_well(slot)
+    return end_well(copier, slot)
+
+
+# Where a thread learns of an end without a CUDA call, a runtime that looks for races is told of it: a device's word, which says that
+# everything on it is done; the status that the first to see the words leaves for the others; and, in `sweep`, that a state was let
+# go, after which a later ticket does not wait for the one that held it. CUDA has no such entries: a load and a branch, where a ticket
+# has ended.
+cdef inline void observed(const void *word) noexcept nogil:
+    if rt.observed != NULL:
+        rt.observed(word)
+
+
+cdef inline void published(const void *word) noexcept nogil:
+    if rt.published != NULL:
+        rt.published(word)
 
 
 cdef void sweep(CopierData *copier) noexcept nogil:
     cdef Slot *slot
     cdef int32_t i
+    cdef bint let_some_go = False
     for i in range(copier.n_slots):
         slot = &copier.slots[i]
         if slot.ticket == 0:
@@ -182,8 +198,12 @@ cdef void sweep(CopierData *copier) noexcept nogil:
         # What a dead device still does to source and target, nobody can tell: they stay held.
         if slot.holding and load_i32(&slot.status) != POISONED:
             let_go(slot, i, 1)
+            let_some_go = True
         if load_i32(&slot.released) and not slot.holding and swap_i32(&slot.pins, 0, INT32_MIN // 2):
             free_slot(slot)
+    observed(copier)
+    if let_some_go:
+        published(copier)
 
 
 cdef void end_badly(CopierData *copier, Slot *slot, int status, const Error *error) noexcept nogil:
@@ -193,6 +213,7 @@ cdef void end_badly(CopierData *copier, Slot *slot, int status, const Error *err
     slot.error.status = status
     slot.ended = now()
     store_i32(&slot.plan.target.invalid, 1)
+    published(&slot.status)
     store_i32(&slot.status, status)
     for i in range(copier.n_slots):
         reader = &copier.slots[i]
@@ -324,8 +345,13 @@ cdef inline void nap() noexcept nogil:
     nanosleep(&t, NULL)
 
 
-cdef int end_well(Slot *slot) noexcept nogil:
+cdef int end_well(CopierData *copier, Slot *slot) noexcept nogil:
     """Any thread may be the first to see the end."""
+    cdef int32_t d
+    for d in range(copier.n_devices):
+        if slot.taken[d] >= 0:
+            observed(&slot.words[d])
+    published(&slot.status)
     slot.ended = now()
     swap_i32(&slot.status, AGAIN, OK)
     return load_i32(&slot.status)
@@ -373,7 +399,7 @@ cdef int ask(CopierData *copier, Slot *slot, Error *error) noexcept nogil:
             status = cuda_failed(FAILED, code, "cudaEventQuery", copier.devices[d].device, &guard, error)
             status = fail_in_flight(copier, slot, d, status, &guard, error)
     if status == OK:
-        status = end_well(slot)
+        status = end_well(copier, slot)
     return guard_leave(&guard, status, error)
 
 
