@@ -1,8 +1,13 @@
 """The host runtime finds what nothing orders: programs that are wrong on purpose, right ones that look wrong, and this
 library with each of its waits taken away in turn."""
 
+import re
+import subprocess
+import sys
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -268,6 +273,68 @@ def test_threads_mode_looks_only_when_asked():
         runtime.device_synchronize()
 
 
+# ---- the ends of tickets, between threads
+
+
+@pytest.fixture
+def elsewhere(scheduled):
+    """Runs a function on another thread that has called before, and so knows nothing of what this one does next."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(host_runtime.host_read, 0, 0).result()
+        yield lambda *call: pool.submit(*call).result()
+
+
+def one_ticket(copier):
+    a, b = (Memory(LAYOUT, n, kind) for n, kind in ((1, "device"), (2, "pinned")))
+    return a, b, copier.submit(a.state, b.state, upto=UPTO, after=SYNCED)
+
+
+SEEN = {
+    "done": lambda copier, ticket, a, b: ticket.done,
+    "sync": lambda copier, ticket, a, b: ticket.sync(),
+    "wait": lambda copier, ticket, a, b: ticket.wait_done(runtime.stream_create()),
+    "reset": lambda copier, ticket, a, b: b.state.reset() is None,
+    "busy": lambda copier, ticket, a, b: not b.state.busy,
+    "submit": lambda copier, ticket, a, b: copier.submit(b.state, a.state, upto=UPTO, after=SYNCED).sync(),
+}
+
+
+@pytest.mark.parametrize("how", SEEN)
+def test_a_thread_that_sees_the_end_that_another_saw_first_knows_it_too(elsewhere, how):
+    with sc.Copier(tickets=2, layer_events=24) as copier:
+        a, b, ticket = one_ticket(copier)
+        assert elsewhere(ticket.sync)
+        elsewhere(a.state.reset)
+        assert SEEN[how](copier, ticket, a, b)
+        b.bytes()
+        assert races() == []
+
+
+def test_a_thread_that_does_not_look_does_not_know(elsewhere):
+    with sc.Copier(tickets=2, layer_events=24) as copier:
+        _, b, ticket = one_ticket(copier)
+        assert elsewhere(ticket.sync)
+        b.bytes()
+        assert races() != []
+
+
+@pytest.mark.parametrize("other_first", [False, True])
+def test_a_submit_that_finds_the_slot_used_again_knows_how_it_got_free(elsewhere, other_first):
+    """The other thread lets the states go and uses their slot for others: nothing is left to wait for."""
+    with sc.Copier(tickets=1, layer_events=24) as copier:
+        a, b, ticket = one_ticket(copier)
+        assert elsewhere(ticket.sync)
+        del ticket
+        c, d = (Memory(LAYOUT, n, "device") for n in (3, 4))
+        if other_first:
+            host_runtime.publish(1)
+            elsewhere(host_runtime.observe, 1)
+            elsewhere(lambda: copier.submit(c.state, d.state, upto=UPTO, after=SYNCED).sync())
+        assert elsewhere(copier.finished)
+        assert copier.submit(b.state, a.state, upto=UPTO, after=SYNCED).sync()
+        assert races() == []
+
+
 # ---- faults
 
 
@@ -308,6 +375,38 @@ def test_a_delayed_copy_is_late_in_threads_mode():
     program.record(program.s, end)
     runtime.stream_synchronize(program.s)
     assert runtime.event_elapsed(start, end) > 40
+
+
+# ---- for engines
+
+
+def a_race(then=None):
+    program = Program()
+    program.copy(program.b, program.a, program.s)
+    program.copy(program.c, program.b, program.t)
+    if then is not None:
+        raise then
+
+
+def test_the_block_ends_with_what_was_found():
+    with pytest.raises(AssertionError, match=r"1 violations with seed 5:\n  race: ") as raised, testing.host(seed=5):
+        a_race()
+    assert str(raised.value).endswith(host_runtime.violations()[0])
+    with testing.host(devices=2, seed=None):
+        assert runtime.device_count() == 2
+
+
+def test_an_exception_of_the_block_goes_first():
+    with pytest.raises(KeyError), testing.host():
+        a_race(then=KeyError)
+
+
+def test_the_example_of_the_page_finds_the_missing_wait():
+    page = (Path(__file__).parents[1] / "docs" / "testing.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "violations with seed 0:\n  race: " in done.stdout
 
 
 # ---- the library, with each of its waits and records taken away in turn
@@ -405,8 +504,8 @@ def run(scene, route, lost=None, together=False):
 
 
 def name_orders(orders, finish):
-    """(function, its number, what for): where the event was recorded and for how long. What is recorded over and over is
-    the chain of a pair of streams."""
+    """(function, its number, what for), by where the event is recorded, and how often: the chain of a pair of streams
+    is recorded over and over."""
     times = Counter(event for function, _, event in orders if function == "cudaEventRecord")
     numbers, recorded, named = Counter(), {}, []
     for function, stream, event in orders:
@@ -460,6 +559,6 @@ def test_tickets_on_the_same_states_need_each_others_end(scene, route):
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_a_ticket_without_its_end_is_reported(route):
-    """Where two tickets happen to use the same lanes they are in order without; their end is waited for all the same."""
+    """Two tickets that use the same lanes are in order without; the end is waited for all the same."""
     lost, of = unreported(write_behind_a_write, route)
     assert lost["end"] <= of["end"] - 2

@@ -1,4 +1,5 @@
-// Errors, wrong bytes, losses and delays on demand, and the state of a context that an error has killed. The caller holds the runtime's lock.
+// Errors, wrong bytes, losses and delays on demand, and the state of a context that an error has killed. The caller holds the
+// runtime's lock.
 #pragma once
 
 #include "functions.hpp"

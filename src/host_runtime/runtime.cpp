@@ -21,6 +21,7 @@ void Runtime::configure(const Config &config) {
     const uint64_t number = state->number + 1;
     state->engine.stop(lock);
     state = std::make_unique<State>(config, number);
+    looks_for_races_.store(config.races, std::memory_order_release);
 }
 
 cudaError_t Runtime::last_error(Function function, bool clear) {

@@ -11,6 +11,7 @@
 #include "record.hpp"
 #include "thread_state.hpp"
 
+#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -96,6 +97,7 @@ public:
     // What the program's threads do by themselves: `body` gets the state and the thread. Host functions are not looked at.
     template <class Body>
     void by_itself(Body body) {
+        if (!looks_for_races_.load(std::memory_order_acquire)) return;  // a poll may be here: it takes no lock for nothing
         const Lock lock(mutex);
         const ThreadState &thread = enter();
         if (state->races.on() && !thread.in_host_function) body(*state, thread);
@@ -116,6 +118,7 @@ private:
     std::optional<cudaError_t> admit(Function function, unsigned traits, ThreadState &thread);
 
     std::mutex configuring_;
+    std::atomic<bool> looks_for_races_{false};
     uint64_t next_handle_ = 0x10000;  // far from the handles 0, 1 and 2 of the legacy and per-thread streams
 };
 

@@ -1,8 +1,8 @@
 """The CUDA runtime over host memory, for tests and demos without a GPU: how it is set up, and what it has seen.
 
 It does what CUDA allows at its latest: no byte moves inside the call that asks for it, and a copy reads its source when it is
-executed. It checks what CUDA leaves undefined and keeps what it finds as violations. New and freed memory holds a pattern in its
-first 64 KiB; a use after free is found for the latest 1024 ranges.
+executed. It checks what CUDA leaves undefined, finds accesses that nothing orders, and keeps what it finds as violations. New and
+freed memory holds a pattern in its first 64 KiB; a use after free is found for the latest 1024 ranges.
 
 There is one runtime in a process. It begins as `configure()` makes it, and belongs to all threads.
 """

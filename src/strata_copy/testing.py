@@ -1,5 +1,5 @@
-"""Runs code that moves state on the host runtime, as a referee: in an order that a seed decides, with every access that nothing
-orders reported. docs/testing.md says how an engine's own loop is run on it, and what it cannot find."""
+"""Runs code that moves state on the host runtime, as a referee: in an order that a seed decides, with every access that
+nothing orders reported. docs/testing.md says how an engine's own loop is run on it, and what it cannot find."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,8 +56,8 @@ def host(
 ) -> Iterator[None]:
     """The host runtime as new, with so many devices; what was there before is dropped.
 
-    The options are those of strata_copy.host_runtime.configure. seed=None gives every stream a thread of its own, as on a GPU;
-    nobody decides the order then.
+    The options are those of strata_copy.host_runtime.configure. seed=None gives every stream a thread of its own, as on
+    a GPU; nobody decides the order then.
 
     Raises AssertionError at the end where something was found, with all of it. An exception of the block goes first.
     """

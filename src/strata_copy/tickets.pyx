@@ -10,7 +10,7 @@ from strata_copy.abi cimport (
 from strata_copy.atomics cimport add_i32, add_i64, load_i32, load_u64, store_i32, store_u64, swap_i32
 from strata_copy.cudart cimport (
     Guard, clear, cudaErrorNotReady, cudaStreamCaptureStatus, cudaStreamCaptureStatusNone, cuda_failed,
-    guard_enter, guard_leave, outcome, rt,
+    guard_enter, guard_leave, observed, outcome, published, rt,
 )
 from strata_copy.lanes cimport CLOSING, CopierData, DeviceLanes, Slot, cudaEvent_t, device_drain, now, the_tables
 from strata_copy.lanes cimport pthread_mutex_lock, pthread_mutex_unlock
@@ -169,20 +169,6 @@ cdef int slot_status(CopierData *copier, Slot *slot) noexcept nogil:
         if slot.taken[d] >= 0 and load_u64(&slot.words[d]) != slot.word:
             return AGAIN if load_i32(&copier.devices[d].poisoned) == 0 else end_poisoned(copier, slot, d)
     return end_well(copier, slot)
-
-
-# Where a thread learns of an end without a CUDA call, a runtime that looks for races is told of it: a device's word, which says that
-# everything on it is done; the status that the first to see the words leaves for the others; and, in `sweep`, that a state was let
-# go, after which a later ticket does not wait for the one that held it. CUDA has no such entries: a load and a branch, where a ticket
-# has ended.
-cdef inline void observed(const void *word) noexcept nogil:
-    if rt.observed != NULL:
-        rt.observed(word)
-
-
-cdef inline void published(const void *word) noexcept nogil:
-    if rt.published != NULL:
-        rt.published(word)
 
 
 cdef void sweep(CopierData *copier) noexcept nogil:
