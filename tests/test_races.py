@@ -310,6 +310,18 @@ def test_a_thread_that_sees_the_end_that_another_saw_first_knows_it_too(elsewher
         assert races() == []
 
 
+def test_the_word_alone_tells_of_the_end(scheduled):
+    with sc.Copier(tickets=2, layer_events=24) as copier:
+        _, b, ticket = one_ticket(copier)
+        while host_runtime.step(100):
+            pass
+        asked = host_runtime.calls()
+        assert ticket.done
+        assert host_runtime.calls() == asked
+        b.bytes()
+        assert races() == []
+
+
 def test_a_thread_that_does_not_look_does_not_know(elsewhere):
     with sc.Copier(tickets=2, layer_events=24) as copier:
         _, b, ticket = one_ticket(copier)
