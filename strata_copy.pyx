@@ -20,7 +20,7 @@ from libc.stdlib cimport calloc, free
 cimport strata_copy.abi as abi
 from strata_copy.abi cimport AGAIN, API_VERSION, FAILED, OK, REASON_CLOSED, REASON_LAYOUT, REFUSED, Error
 from strata_copy.atomics cimport load_i32, load_u64
-from strata_copy.cudart cimport clear, outcome, require_runtime
+from strata_copy.cudart cimport clear, observed, outcome, published, require_runtime
 from strata_copy.lanes cimport MAX_DEVICES, CopierData, the_copier
 from strata_copy.layout cimport MAX_GROUPS, Layout, LayoutData, layout_data
 from strata_copy.opening cimport close_on_thread, open_on_thread
@@ -444,6 +444,7 @@ cdef class Ticket:
         cdef Error error
         cdef int status = AGAIN
         cdef int64_t slice_ns, left = nanoseconds(timeout)
+        self._look()
         while self.status == AGAIN:
             slice_ns = 50000000 if left < 0 or left > 50000000 else left    # so that signals are seen
             clear(&error)
@@ -540,6 +541,7 @@ cdef class Ticket:
         cdef abi.Ticket ticket = self.ticket
         cdef int status
         if self.status != AGAIN:
+            observed(<void *>self)      # another thread may have been the first
             return self.last
         clear(&error)
         status = ticket_poll(ticket, &p)
@@ -548,6 +550,7 @@ cdef class Ticket:
         if status == REFUSED:                   # released by another look, or in a fork
             if self.status == AGAIN:
                 self.failure, self.status = as_exception(&error), REFUSED
+            observed(<void *>self)
             return self.last
         last = Progress(p.layers_queued, p.bytes, p.bytes_total, p.ns_submit / 1e9, p.ns_total / 1e9)
         failure = as_exception(&error) if status < OK else None
@@ -555,6 +558,7 @@ cdef class Ticket:
             return self.last
         self.last = last
         if status != AGAIN:
+            published(<void *>self)
             self.failure, self.status = failure, status
             ticket_release(&self.ticket)
         return last

@@ -77,6 +77,7 @@ def write(address, values):
     """Puts bytes into memory of any kind. On the host runtime they are there at once, and nothing that is queued is
     executed."""
     if HOST:
+        host_runtime.host_write(address, values.size)
         runtime.view(address, values.size)[:] = values
     else:
         runtime.memcpy(address, values.ctypes.data, values.size)
@@ -85,6 +86,7 @@ def write(address, values):
 def read(address, size):
     values = np.empty(size, np.uint8)
     if HOST:
+        host_runtime.host_read(address, size)
         values[:] = runtime.view(address, size)
     else:
         runtime.memcpy(values.ctypes.data, address, size)

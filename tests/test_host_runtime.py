@@ -229,7 +229,7 @@ def test_a_stream_executes_in_order(schedule):
 def test_a_chain_of_events_orders_two_streams(schedule):
     host.configure(seed=schedule)
     lanes, area = [stream(), stream()], malloc(64 * 65)
-    ok(cuda.cudaMemcpy(area, np.full(64, 5, np.uint8).ctypes.data, 64, ANY_DIRECTION))
+    view(area, 64)[:] = 5
     previous = None
     for chunk in range(64):
         lane = lanes[chunk % 2]
@@ -239,13 +239,13 @@ def test_a_chain_of_events_orders_two_streams(schedule):
         previous = mark(lane)
     ok(cuda.cudaEventSynchronize(previous))
     assert (view(area, 64 * 65) == 5).all()
-    assert [on for _, on, _ in host.log()[1:]] == lanes * 32
+    assert [on for _, on, _ in host.log()] == lanes * 32
 
 
 def test_streams_without_events_run_in_any_order():
     orders = set()
     for schedule in range(30):
-        host.configure(seed=schedule)
+        host.configure(seed=schedule, races=False)
         p, q, streams = malloc(64), pinned(64), [stream() for _ in range(3)]
         for s in streams:
             copy(p, q, 64, s)
@@ -257,7 +257,7 @@ def test_streams_without_events_run_in_any_order():
 def test_a_wait_may_run_everything_else_first():
     before = set()
     for schedule in range(60):
-        host.configure(seed=schedule)
+        host.configure(seed=schedule, races=False)
         p, q = malloc(64), pinned(64)
         foreign, needed, awaited = stream(), stream(), stream()
         for _ in range(2):
@@ -274,7 +274,7 @@ def test_a_wait_may_run_everything_else_first():
 def test_a_wait_may_run_only_what_it_needs_over_all_streams():
     """With 20 other streams that are ready, chance alone would not leave all of them out."""
     for schedule in range(80):
-        host.configure(seed=schedule)
+        host.configure(seed=schedule, races=False)
         p, q = malloc(64), pinned(64)
         for _ in range(20):
             copy(p, q, 1, stream())
@@ -290,7 +290,7 @@ def test_a_wait_may_run_only_what_it_needs_over_all_streams():
 
 def test_a_seed_stands_for_one_order():
     def order(schedule):
-        host.configure(seed=schedule)
+        host.configure(seed=schedule, races=False)
         p, q, streams = malloc(64), pinned(64), [stream() for _ in range(4)]
         for n in range(40):
             copy(p, q, n + 1, streams[n % 4])

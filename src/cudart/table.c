@@ -86,6 +86,8 @@ int strata_cudart_load(strata_cudart *table, const char *path, int loaded_only, 
     *(void **)&event_elapsed = driver ? dlsym(driver, "cuEventElapsedTime") : NULL;
     table->pointer_range = driver_pointer_range;
     table->event_captured = driver_event_captured;
+    table->observed = NULL;
+    table->published = NULL;
     filled = table;
     if (!pointer_attribute) *(void **)&table->pointer_range = (void *)not_supported;
     if (!event_elapsed) *(void **)&table->event_captured = (void *)not_supported;

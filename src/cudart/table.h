@@ -72,6 +72,10 @@ typedef cudaError_t (*strata_pointer_range_fn)(const void *address, void **start
  * runtime's own call leaves an error on the thread for every event without timing. */
 typedef cudaError_t (*strata_event_captured_fn)(cudaEvent_t event);
 
+/* For a runtime that looks for races: the calling thread has read a word that a device wrote or a thread published, and from now on
+ * knows what the writer knew; and the calling thread is about to store a word. NULL for CUDA, where such words are plain memory. */
+typedef void (*strata_word_fn)(const void *word);
+
 /* A member may have its function's name only where that is looked up outside of the struct. */
 #ifdef __cplusplus
 #define STRATA_FIELD(f) __typeof__(&::f) f;
@@ -85,6 +89,8 @@ typedef struct strata_cudart {
     strata_device_properties_fn device_properties;
     strata_pointer_range_fn pointer_range;
     strata_event_captured_fn event_captured;
+    strata_word_fn observed;
+    strata_word_fn published;
 } strata_cudart;
 
 #ifdef __cplusplus

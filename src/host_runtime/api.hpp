@@ -14,5 +14,7 @@ STRATA_CUDART_FUNCTIONS(STRATA_DECLARE)
 std::remove_pointer_t<strata_device_properties_fn> device_properties;
 std::remove_pointer_t<strata_pointer_range_fn> pointer_range;
 std::remove_pointer_t<strata_event_captured_fn> event_captured;
+std::remove_pointer_t<strata_word_fn> observed;
+std::remove_pointer_t<strata_word_fn> published;
 
 }  // namespace host_runtime::api

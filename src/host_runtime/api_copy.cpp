@@ -54,9 +54,17 @@ bool asynchronous(const Copy &copy) {
     return copy.source_range && copy.target_range && (on_device(copy.source_range) || on_device(copy.target_range));
 }
 
+// Until a copy that was queued last has been executed.
+cudaError_t wait_for(State &state, const ThreadState &thread, Lock &lock, const Copy &copy, const Point &end) {
+    const Clock told = state.races.told_by(copy, *end.stream);
+    const cudaError_t error = state.engine.wait(lock, copy.function, end);
+    if (error == cudaSuccess) state.races.learn(thread, told);
+    return error;
+}
+
 // A copy that holds its caller does so in its stream's order, and reads its source as late as the others.
 cudaError_t copy_async(Copy copy, cudaMemcpyKind kind, cudaStream_t handle) {
-    return Runtime::instance().call(copy.function, kNeedsContext, [&](State &state, ThreadState &, Lock &lock) {
+    return Runtime::instance().call(copy.function, kNeedsContext, [&](State &state, ThreadState &thread, Lock &lock) {
         const StreamRef stream = find_stream(state, copy.function, handle);
         if (!stream) return cudaErrorInvalidResourceHandle;
         if (copy.width > copy.target_pitch || copy.width > copy.source_pitch) return cudaErrorInvalidPitchValue;
@@ -69,7 +77,8 @@ cudaError_t copy_async(Copy copy, cudaMemcpyKind kind, cudaStream_t handle) {
         const bool holds_caller = !asynchronous(copy);
         Point end;
         error = submit(state, lock, copy.function, stream, copy, &end);
-        return error == cudaSuccess && holds_caller && end.stream ? state.engine.wait(lock, copy.function, end) : error;
+        if (error != cudaSuccess || !holds_caller || !end.stream) return error;  // no end: a capture took it
+        return wait_for(state, thread, lock, copy, end);
     });
 }
 
@@ -88,8 +97,8 @@ cudaError_t cudaMemcpy(void *target, const void *source, size_t bytes, cudaMemcp
         if (error != cudaSuccess) return error;
         Point end;
         const StreamRef queue = state.engine.blocking_queue(lock, thread.device);
-        error = state.engine.submit(lock, self, queue, std::move(copy), &end);
-        return error == cudaSuccess ? state.engine.wait(lock, self, end) : error;
+        error = state.engine.submit(lock, self, queue, copy, &end);
+        return error == cudaSuccess ? wait_for(state, thread, lock, copy, end) : error;
     });
 }
 

@@ -175,7 +175,10 @@ cudaError_t device_properties(void *properties, int device) {
 cudaError_t cudaDeviceSynchronize() {
     constexpr Function self = Function::cudaDeviceSynchronize;
     return Runtime::instance().call(self, kUnsafeInCapture, [&](State &state, ThreadState &thread, Lock &lock) {
-        return state.engine.wait_for_device(lock, self, thread.device);
+        const Clock known = state.engine.known_behind_device(thread.device);
+        const cudaError_t error = state.engine.wait_for_device(lock, self, thread.device);
+        if (error == cudaSuccess) state.races.learn(thread, known);
+        return error;
     });
 }
 

@@ -58,6 +58,7 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
         const auto mark = std::make_shared<Mark>();
         const cudaError_t error = state.engine.submit(lock, self, stream, Recording{mark}, &mark->point);
         if (error != cudaSuccess) return error;
+        state.record.ordered(self, stream->handle, number(handle));
         event->mark = mark;
         event->capture = nullptr;
         return cudaSuccess;
@@ -82,38 +83,43 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream_handle, cudaEvent_t handle, 
             return cudaErrorStreamCaptureIsolation;
         }
         if (!recorded(state, self, *event)) return cudaSuccess;
+        state.record.ordered(self, stream->handle, number(handle));
         return state.engine.submit(lock, self, stream, Waiting{event->mark});
     });
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t handle) {
     constexpr Function self = Function::cudaEventQuery;
-    return Runtime::instance().call(self, kUnsafeInCapture, [&](State &state, ThreadState &, Lock &lock) {
+    return Runtime::instance().call(self, kUnsafeInCapture, [&](State &state, ThreadState &thread, Lock &lock) {
         const EventRef event = find_event(state, handle);
         if (!event) return cudaErrorInvalidResourceHandle;
         if (event->capture) return end_capture_of(*event);
         if (!recorded(state, self, *event)) return cudaSuccess;
         const MarkRef mark = event->mark;
         if (!mark->point.reached()) state.engine.make_progress(lock);
-        return mark->point.reached() ? cudaSuccess : cudaErrorNotReady;
+        if (!mark->point.reached()) return cudaErrorNotReady;
+        state.races.learn(thread, mark->known);
+        return cudaSuccess;
     });
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
     constexpr Function self = Function::cudaEventSynchronize;
-    return Runtime::instance().call(self, kUnsafeInCapture, [&](State &state, ThreadState &, Lock &lock) {
+    return Runtime::instance().call(self, kUnsafeInCapture, [&](State &state, ThreadState &thread, Lock &lock) {
         const EventRef event = find_event(state, handle);
         if (!event) return cudaErrorInvalidResourceHandle;
         if (event->capture) return end_capture_of(*event);
         if (!recorded(state, self, *event)) return cudaSuccess;
         const MarkRef mark = event->mark;
-        return state.engine.wait(lock, self, mark->point);
+        const cudaError_t error = state.engine.wait(lock, self, mark->point);
+        if (error == cudaSuccess) state.races.learn(thread, mark->known);
+        return error;
     });
 }
 
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start_handle, cudaEvent_t end_handle) {
     constexpr Function self = Function::cudaEventElapsedTime;
-    return Runtime::instance().call(self, kNeedsContext, [&](State &state, ThreadState &, Lock &) {
+    return Runtime::instance().call(self, kNeedsContext, [&](State &state, ThreadState &thread, Lock &) {
         if (!milliseconds) return cudaErrorInvalidValue;
         const EventRef start = find_event(state, start_handle), end = find_event(state, end_handle);
         if (!start || !end) return cudaErrorInvalidResourceHandle;
@@ -121,6 +127,8 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start_handle, 
         if (!start->timed || !end->timed || start->device != end->device) return cudaErrorInvalidResourceHandle;
         if (!start->mark || !end->mark) return cudaErrorInvalidResourceHandle;
         if (!start->mark->point.reached() || !end->mark->point.reached()) return cudaErrorNotReady;
+        state.races.learn(thread, start->mark->known);
+        state.races.learn(thread, end->mark->known);
         *milliseconds = std::chrono::duration<float, std::milli>(end->mark->time - start->mark->time).count();
         return cudaSuccess;
     });

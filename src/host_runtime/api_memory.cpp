@@ -26,7 +26,9 @@ void end_range(Function self, State &state, Lock &lock, const RangeRef &range) {
     if (range->users > 0)
         state.record.violation(self, range_text(range->start, range->size) + " is used by an operation that is running");
     state.engine.wait_until_unused(lock, range);
-    if (range->live) state.memory.release(range);
+    if (!range->live) return;
+    state.races.forget_words(range);
+    state.memory.release(range);
 }
 
 }  // namespace

@@ -39,23 +39,29 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
 
 cudaError_t cudaStreamQuery(cudaStream_t handle) {
     constexpr Function self = Function::cudaStreamQuery;
-    return Runtime::instance().call(self, kUnsafeInCapture, [&](State &state, ThreadState &, Lock &lock) {
+    return Runtime::instance().call(self, kUnsafeInCapture, [&](State &state, ThreadState &thread, Lock &lock) {
         const StreamRef stream = find_stream(state, self, handle);
         if (!stream) return cudaErrorInvalidResourceHandle;
         if (spoils_capture(stream)) return cudaErrorStreamCaptureUnsupported;
         const Point end{stream, stream->queued};
+        const Clock known = stream->timeline.clock;  // others may queue more meanwhile
         if (!end.reached()) state.engine.make_progress(lock);
-        return end.reached() ? cudaSuccess : cudaErrorNotReady;
+        if (!end.reached()) return cudaErrorNotReady;
+        state.races.learn(thread, known);
+        return cudaSuccess;
     });
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
     constexpr Function self = Function::cudaStreamSynchronize;
-    return Runtime::instance().call(self, kUnsafeInCapture, [&](State &state, ThreadState &, Lock &lock) {
+    return Runtime::instance().call(self, kUnsafeInCapture, [&](State &state, ThreadState &thread, Lock &lock) {
         const StreamRef stream = find_stream(state, self, handle);
         if (!stream) return cudaErrorInvalidResourceHandle;
         if (spoils_capture(stream)) return cudaErrorStreamCaptureUnsupported;
-        return state.engine.wait(lock, self, {stream, stream->queued});
+        const Clock known = stream->timeline.clock;
+        const cudaError_t error = state.engine.wait(lock, self, {stream, stream->queued});
+        if (error == cudaSuccess) state.races.learn(thread, known);
+        return error;
     });
 }
 

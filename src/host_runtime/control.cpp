@@ -8,6 +8,39 @@ namespace {
 
 Runtime &runtime() { return Runtime::instance(); }
 
+std::optional<Function> find(const std::string &function) {
+    const auto *const found = std::find(std::begin(kFunctionNames), std::end(kFunctionNames), function);
+    if (found == std::end(kFunctionNames)) return std::nullopt;
+    return static_cast<Function>(found - std::begin(kFunctionNames));
+}
+
+bool gives_nothing_back(Function function) {
+    switch (function) {
+    case Function::cudaSetDevice:
+    case Function::cudaDeviceSynchronize:
+    case Function::cudaFree:
+    case Function::cudaFreeHost:
+    case Function::cudaHostRegister:
+    case Function::cudaHostUnregister:
+    case Function::cudaMemcpy:
+    case Function::cudaMemcpyAsync:
+    case Function::cudaMemcpy2DAsync:
+    case Function::cudaMemsetAsync:
+    case Function::cudaStreamDestroy:
+    case Function::cudaStreamQuery:
+    case Function::cudaStreamSynchronize:
+    case Function::cudaStreamWaitEvent:
+    case Function::cudaLaunchHostFunc:
+    case Function::cudaEventDestroy:
+    case Function::cudaEventRecord:
+    case Function::cudaEventQuery:
+    case Function::cudaEventSynchronize:
+        return true;
+    default:
+        return false;
+    }
+}
+
 }  // namespace
 
 void configure(const Config &config) { runtime().configure(config); }
@@ -22,13 +55,26 @@ uint64_t function_calls(size_t index) {
 }
 
 bool fail(const std::string &function, uint64_t nth, int code, bool forever) {
-    const auto *const found = std::find(std::begin(kFunctionNames), std::end(kFunctionNames), function);
-    if (found == std::end(kFunctionNames)) return false;
-    const auto which = static_cast<Function>(found - std::begin(kFunctionNames));
+    const std::optional<Function> which = find(function);
+    if (!which) return false;
     const Lock lock(runtime().mutex);
     State &state = *runtime().state;
-    state.faults.fail(which, state.record.calls(which) + nth, static_cast<cudaError_t>(code), forever);
+    state.faults.fail(*which, state.record.calls(*which) + nth, static_cast<cudaError_t>(code), forever);
     return true;
+}
+
+bool skip(const std::string &function, uint64_t nth) {
+    const std::optional<Function> which = find(function);
+    if (!which || !gives_nothing_back(*which)) return false;
+    const Lock lock(runtime().mutex);
+    State &state = *runtime().state;
+    state.faults.skip(*which, state.record.calls(*which) + nth);
+    return true;
+}
+
+void delay(uint64_t nth) {
+    const Lock lock(runtime().mutex);
+    runtime().state->faults.delay(nth);
 }
 
 void corrupt(uint64_t nth) {
@@ -39,6 +85,15 @@ void corrupt(uint64_t nth) {
 uint64_t clear_faults() {
     const Lock lock(runtime().mutex);
     return runtime().state->faults.clear();
+}
+
+void host_access(const void *start, size_t bytes, bool writes) {
+    runtime().by_itself([&](State &state, const ThreadState &thread) {
+        const auto *first = static_cast<const char *>(start);
+        state.memory.for_each_inside(first, bytes, [&](const RangeRef &range, const char *at, size_t size) {
+            state.races.host_access(thread, writes, range, at, size);
+        });
+    });
 }
 
 Live live() {
@@ -52,6 +107,12 @@ std::vector<ExecutedCopy> copy_log() {
     const Lock lock(runtime().mutex);
     const auto &copies = runtime().state->record.copies();
     return {copies.begin(), copies.end()};
+}
+
+std::vector<OrderCall> order_log() {
+    const Lock lock(runtime().mutex);
+    const auto &orders = runtime().state->record.orders();
+    return {orders.begin(), orders.end()};
 }
 
 std::vector<std::string> violations() {

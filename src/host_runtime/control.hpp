@@ -26,13 +26,22 @@ uint64_t function_calls(size_t index);
 // The n-th call from now of a function returns `code` and does nothing else; with `forever`, the later ones too.
 // False if there is no such function.
 bool fail(const std::string &function, uint64_t nth, int code, bool forever);
+// The n-th call from now of a function does nothing and returns success. False if there is no such function, or if it gives
+// something back that its caller then would not have.
+bool skip(const std::string &function, uint64_t nth);
+// The n-th copy queued from now is executed as late as its stream allows.
+void delay(uint64_t nth);
 // The n-th copy executed from now gets one wrong byte.
 void corrupt(uint64_t nth);
-// Disarms both kinds and returns how many have fired since it was last asked.
+// Disarms all kinds and returns how many have fired since it was last asked.
 uint64_t clear_faults();
+
+// The calling thread reads or writes memory by itself.
+void host_access(const void *start, size_t bytes, bool writes);
 
 Live live();
 std::vector<ExecutedCopy> copy_log();
+std::vector<OrderCall> order_log();
 std::vector<std::string> violations();
 size_t pending();
 bool scheduled();

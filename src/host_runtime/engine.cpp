@@ -14,6 +14,9 @@ namespace {
 // What a stream takes before the next submission blocks its thread.
 constexpr size_t kQueueDepth = 1020;
 
+// How long a copy that a fault delays takes in threads mode.
+constexpr std::chrono::milliseconds kDelay{50};
+
 // Keys of the queues of the blocking cudaMemcpy, far above any handle.
 constexpr uint64_t kBlockingQueues = uint64_t{1} << 62;
 
@@ -60,10 +63,15 @@ const Point *blocker(const Stream &stream) {
     return waiting && !waiting->mark->point.reached() ? &waiting->mark->point : nullptr;
 }
 
+bool delayed(const Stream &stream) {
+    const auto *copy = std::get_if<Copy>(&stream.queue.front());
+    return copy && copy->delayed;
+}
+
 }  // namespace
 
-Engine::Engine(Record &record, Faults &faults, int devices, std::optional<uint64_t> seed)
-    : record_(record), faults_(faults), blocking_queues_(static_cast<size_t>(devices)) {
+Engine::Engine(Record &record, Races &races, Faults &faults, int devices, std::optional<uint64_t> seed)
+    : record_(record), races_(races), faults_(faults), blocking_queues_(static_cast<size_t>(devices)) {
     if (seed) random_.emplace(*seed);
 }
 
@@ -95,6 +103,8 @@ cudaError_t Engine::submit(Lock &lock, Function caller, const StreamRef &stream,
     if (stopped_) return cudaErrorCudartUnloading;
     if (stream->closed) return cudaErrorInvalidResourceHandle;  // while this thread waited for room
 
+    if (auto *copy = std::get_if<Copy>(&operation)) copy->delayed = faults_.delays_next_copy();
+    races_.queued(this_thread(), caller, *stream, operation);
     if (stream->queue.empty()) stream->work.notify_one();
     stream->queue.push_back(std::move(operation));
     ++stream->queued;
@@ -128,6 +138,13 @@ cudaError_t Engine::wait_for_device(Lock &lock, Function caller, int device) {
     for (const Point &end : ends)
         if (const cudaError_t error = wait(lock, caller, end); error != cudaSuccess) return error;
     return cudaSuccess;
+}
+
+Clock Engine::known_behind_device(int device) const {
+    Clock known;
+    for (const auto &[handle, stream] : streams_)
+        if (stream->device == device) known.join(stream->timeline.clock);
+    return known;
 }
 
 void Engine::wait_until_unused(Lock &lock, const RangeRef &range) {
@@ -185,6 +202,7 @@ cudaError_t Engine::broken() const { return stopped_ ? cudaErrorCudartUnloading 
 
 StreamRef Engine::start_stream(Lock &lock, uint64_t handle, int device) {
     const auto stream = std::make_shared<Stream>(handle, device);
+    races_.open(stream->timeline);
     if (scheduled()) return stream;
     // A signal is for the threads of the program: one that waits for this runtime must be the one that wakes up.
     sigset_t all, before;
@@ -229,16 +247,18 @@ bool Engine::ready(const Stream &stream) const {
 }
 
 // Scheduled mode: a stream whose first operation is ready, or null. In half of the choices it is one that `awaited` needs, so
-// that both kinds of order occur: everything else comes first, and nothing else comes at all.
+// that both kinds of order occur: everything else comes first, and nothing else comes at all. A copy that a fault delays comes when
+// there is nothing else.
 StreamRef Engine::choose(const StreamRef &awaited) {
     if (awaited && (*random_)() % 2 == 0) {
         StreamRef needed = awaited;
         while (const Point *point = blocker(*needed)) needed = point->stream;
-        if (ready(*needed)) return needed;
+        if (ready(*needed) && !delayed(*needed)) return needed;
     }
-    std::vector<StreamRef> candidates;
+    std::vector<StreamRef> candidates, late;
     for (const auto &[handle, stream] : streams_)
-        if (ready(*stream)) candidates.push_back(stream);
+        if (ready(*stream)) (delayed(*stream) ? late : candidates).push_back(stream);
+    if (candidates.empty()) candidates = late;
     return candidates.empty() ? nullptr : candidates[(*random_)() % candidates.size()];
 }
 
@@ -264,17 +284,22 @@ void Engine::run(Lock &lock, const Stream &stream, const Copy &copy) {
     {
         const InUse target(copy.target_range), source(copy.source_range);
         const Unlocked unlocked(lock);
+        if (copy.delayed && !scheduled()) std::this_thread::sleep_for(kDelay);
         copy.move();
         if (corrupts) copy.corrupt();
     }
     record_.executed(copy.function, stream.handle, copy.bytes());
+    races_.executed(copy);
 }
 
 void Engine::run(Lock &lock, const Stream &, const Fill &fill) {
     if (!usable(Function::cudaMemsetAsync, fill.range, fill.target, fill.bytes)) return;
-    const InUse target(fill.range);
-    const Unlocked unlocked(lock);
-    std::memset(fill.target, fill.value, fill.bytes);
+    {
+        const InUse target(fill.range);
+        const Unlocked unlocked(lock);
+        std::memset(fill.target, fill.value, fill.bytes);
+    }
+    races_.executed(fill);
 }
 
 void Engine::run(Lock &, const Stream &, const Recording &recording) {

@@ -6,6 +6,7 @@
 
 #include "faults.hpp"
 #include "operations.hpp"
+#include "races.hpp"
 #include "record.hpp"
 
 #include <condition_variable>
@@ -22,7 +23,7 @@ using Lock = std::unique_lock<std::mutex>;
 
 class Engine {
 public:
-    Engine(Record &record, Faults &faults, int devices, std::optional<uint64_t> seed);
+    Engine(Record &record, Races &races, Faults &faults, int devices, std::optional<uint64_t> seed);
 
     StreamRef open_stream(Lock &lock, uint64_t handle, int device);
     void close_stream(const StreamRef &stream);
@@ -35,6 +36,8 @@ public:
     // Blocks until the point is reached. Fails when the context dies or the engine is stopped meanwhile.
     cudaError_t wait(Lock &lock, Function caller, const Point &point);
     cudaError_t wait_for_device(Lock &lock, Function caller, int device);
+    // What is known once all that the device's streams hold now has been executed.
+    Clock known_behind_device(int device) const;
     // For threads that wait in a context that has died.
     void wake_all() { progress_.notify_all(); }
     // Blocks while a running operation uses the range.
@@ -70,6 +73,7 @@ private:
     void sleep_until(Lock &lock, const Point &point);
 
     Record &record_;
+    Races &races_;
     Faults &faults_;
     std::optional<std::mt19937_64> random_;
     std::map<uint64_t, StreamRef> streams_;  // in order, so that a seed stands for one order; with closed ones and queues

@@ -34,23 +34,23 @@ void Faults::fail(Function function, uint64_t at, cudaError_t code, bool forever
 uint64_t Faults::clear() {
     const uint64_t fired = fired_;
     armed_.clear();
-    copies_until_corruption_ = 0;
+    copies_until_corruption_ = copies_until_delay_ = 0;
     fired_ = 0;
     return fired;
 }
 
-cudaError_t Faults::next(Function function, uint64_t call) {
+std::optional<cudaError_t> Faults::next(Function function, uint64_t call) {
     for (const Fault &fault : armed_) {
         if (fault.function != function || (fault.forever ? call < fault.at : call != fault.at)) continue;
         ++fired_;
         if (dead_ == cudaSuccess && sticky(fault.code)) dead_ = fault.code;
         return fault.code;
     }
-    return cudaSuccess;
+    return std::nullopt;
 }
 
-bool Faults::corrupts_next_copy() {
-    if (copies_until_corruption_ == 0 || --copies_until_corruption_ > 0) return false;
+bool Faults::fires(uint64_t &countdown) {
+    if (countdown == 0 || --countdown > 0) return false;
     ++fired_;
     return true;
 }

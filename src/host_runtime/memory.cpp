@@ -93,6 +93,11 @@ Placement Memory::locate(const void *start, size_t bytes) const {
     return {Placement::inside, range};
 }
 
+RangeRef Memory::lowest_in(const char *start, size_t bytes) const {
+    const auto touched = first_touched(live_, start, bytes);
+    return touched == live_.end() ? nullptr : touched->second;
+}
+
 size_t Memory::count(RangeKind kind) const {
     return static_cast<size_t>(
         std::count_if(live_.begin(), live_.end(), [kind](const auto &entry) { return entry.second->kind == kind; }));

@@ -2,8 +2,10 @@
 // The caller holds the runtime's lock.
 #pragma once
 
+#include "shadow.hpp"
 #include "table.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -22,6 +24,7 @@ struct Range {
     size_t size;
     bool live = true;  // false once freed or unregistered; queued operations still refer to it then
     int users = 0;     // operations that are moving its bytes now
+    Shadow shadow{};
 };
 using RangeRef = std::shared_ptr<Range>;
 
@@ -46,6 +49,18 @@ public:
     void release(const RangeRef &range);
 
     Placement locate(const void *start, size_t bytes) const;
+    // Calls `visit` with each range that holds some of these bytes, and with which.
+    template <class Visit>
+    void for_each_inside(const char *start, size_t bytes, Visit visit) const {
+        for (const char *at = start, *const end = start + bytes; at < end;) {
+            const RangeRef range = lowest_in(at, static_cast<size_t>(end - at));
+            if (!range) return;
+            at = std::max(at, static_cast<const char *>(range->start));
+            const char *const stop = std::min(end, static_cast<const char *>(range->start) + range->size);
+            visit(range, at, static_cast<size_t>(stop - at));
+            at = stop;
+        }
+    }
     RangeRef holding(const void *address) const { return locate(address, 1).range; }
 
     size_t device_limit() const { return device_limit_; }
@@ -55,6 +70,7 @@ public:
 private:
     using Ranges = std::map<uintptr_t, RangeRef>;
 
+    RangeRef lowest_in(const char *start, size_t bytes) const;
     void unmap_oldest();
 
     size_t device_limit_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "capture.hpp"
+#include "clock.hpp"
 #include "functions.hpp"
 #include "memory.hpp"
 
@@ -18,6 +19,7 @@ namespace host_runtime {
 
 struct Stream;
 using StreamRef = std::shared_ptr<Stream>;
+using ClockRef = std::shared_ptr<const Clock>;
 
 // A point in a stream's order. The points of one stream are reached one after another.
 struct Point {
@@ -31,6 +33,7 @@ struct Point {
 struct Mark {
     Point point;
     std::chrono::steady_clock::time_point time;  // set when the point is reached
+    Clock known{};                               // to whoever comes behind it
 };
 using MarkRef = std::shared_ptr<Mark>;
 
@@ -45,6 +48,8 @@ struct Copy {
     size_t rows;
     RangeRef target_range;  // null: pageable memory
     RangeRef source_range;
+    ClockRef told{};       // what its target says to whoever observes it, if that is a word
+    bool delayed = false;  // goes last, where streams allow
 
     size_t target_span() const { return (rows - 1) * target_pitch + width; }
     size_t source_span() const { return (rows - 1) * source_pitch + width; }
@@ -61,6 +66,7 @@ struct Fill {
     int value;
     size_t bytes;
     RangeRef range;
+    ClockRef told{};
 };
 
 struct Recording {
@@ -91,6 +97,7 @@ struct Stream {
     std::condition_variable work{};                           // the queue is no longer empty, or the stream is closed
     std::thread worker{};
     CaptureRef capture{};
+    Timeline timeline{};
 
     Stream(uint64_t handle, int device) : handle(handle), device(device) {}
 };

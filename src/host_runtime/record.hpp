@@ -18,6 +18,13 @@ struct ExecutedCopy {
     size_t bytes;
 };
 
+// An event that was recorded in a stream, or that a stream was told to wait for.
+struct OrderCall {
+    const char *function;
+    uint64_t stream;
+    uint64_t event;
+};
+
 class Record {
 public:
     uint64_t count(Function function) { return ++calls_[static_cast<size_t>(function)]; }
@@ -26,13 +33,18 @@ public:
     void executed(Function function, uint64_t stream, size_t bytes);
     const std::deque<ExecutedCopy> &copies() const { return copies_; }
 
+    void ordered(Function function, uint64_t stream, uint64_t event);
+    const std::deque<OrderCall> &orders() const { return orders_; }
+
     // Something that a real runtime would let pass, or would report only sometimes.
-    void violation(Function function, const std::string &what);
+    void violation(Function function, const std::string &what) { violation(std::string(name(function)) + ": " + what); }
+    void violation(std::string text);
     const std::vector<std::string> &violations() const { return violations_; }
 
 private:
     std::array<uint64_t, kFunctions> calls_{};
     std::deque<ExecutedCopy> copies_;
+    std::deque<OrderCall> orders_;
     std::vector<std::string> violations_;
 };
 

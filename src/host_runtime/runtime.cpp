@@ -2,6 +2,14 @@
 
 namespace host_runtime {
 
+namespace {
+
+struct Departure {
+    ~Departure() { Runtime::instance().leave(this_thread()); }
+};
+
+}  // namespace
+
 Runtime &Runtime::instance() {
     static Runtime *const runtime = new Runtime;
     return *runtime;
@@ -13,16 +21,21 @@ void Runtime::configure(const Config &config) {
     const uint64_t number = state->number + 1;
     state->engine.stop(lock);
     state = std::make_unique<State>(config, number);
+    looks_for_races_.store(config.races, std::memory_order_release);
 }
 
 cudaError_t Runtime::last_error(Function function, bool clear) {
     const Lock lock(mutex);
     ThreadState &thread = enter();
-    cudaError_t code = admit(function, kNeedsContext, thread);
-    if (code != cudaSuccess) return code;
-    code = thread.last_error;
+    if (const std::optional<cudaError_t> refusal = admit(function, kNeedsContext, thread)) return *refusal;
+    const cudaError_t code = thread.last_error;
     if (clear) thread.last_error = cudaSuccess;
     return code;
+}
+
+void Runtime::leave(const ThreadState &thread) {
+    const Lock lock(mutex, std::try_to_lock);
+    if (lock.owns_lock() && thread.number > 0 && thread.configuration == state->number) state->races.leave(thread.number);
 }
 
 Runtime::Runtime() : state(std::make_unique<State>(Config{}, 1)) {}
@@ -34,25 +47,29 @@ ThreadState &Runtime::enter() {
         thread = ThreadState{};
         thread.configuration = state->number;
         thread.in_host_function = in_host_function;
+        if (!in_host_function) {
+            state->races.enter(thread);
+            static thread_local const Departure departure;
+        }
     }
     return thread;
 }
 
-cudaError_t Runtime::admit(Function function, unsigned traits, const ThreadState &thread) {
-    const uint64_t calls = state->record.count(function);
+std::optional<cudaError_t> Runtime::admit(Function function, unsigned traits, ThreadState &thread) {
+    const uint64_t calls = thread.call = state->record.count(function);
     if (state->engine.stopped()) return cudaErrorCudartUnloading;
     if (thread.in_host_function) {
         state->record.violation(function, "called inside a host function");
         return cudaErrorNotPermitted;
     }
-    if (const cudaError_t fault = state->faults.next(function, calls); fault != cudaSuccess) {
+    if (const std::optional<cudaError_t> fault = state->faults.next(function, calls)) {
         state->engine.wake_all();  // it may have ended the context
         return fault;
     }
     if (traits & kNeedsContext && state->faults.dead() != cudaSuccess) return state->faults.dead();
     if ((traits & kUnsafeInCapture) == kUnsafeInCapture && state->captures.forbid(thread.capture_mode))
         return cudaErrorStreamCaptureUnsupported;
-    return cudaSuccess;
+    return std::nullopt;
 }
 
 }  // namespace host_runtime

@@ -7,9 +7,11 @@
 #include "functions.hpp"
 #include "memory.hpp"
 #include "operations.hpp"
+#include "races.hpp"
 #include "record.hpp"
 #include "thread_state.hpp"
 
+#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -27,13 +29,14 @@ struct Config {
     std::optional<uint64_t> seed{};                // scheduled mode
     size_t memory = size_t{64} << 30;              // of each device
     size_t pinned = std::numeric_limits<size_t>::max();  // allocated and registered together
+    bool races = false;                            // whether they are looked for
 };
 
 // All that one configuration holds. Used with the runtime's lock held.
 struct State {
     State(const Config &config, uint64_t number)
         : number(number), devices(config.devices), memory(config.devices, config.memory, config.pinned),
-          engine(record, faults, config.devices, config.seed) {}
+          races(record, config.races), engine(record, races, faults, config.devices, config.seed) {}
 
     const uint64_t number;
     const int devices;
@@ -41,6 +44,7 @@ struct State {
     Faults faults;
     Memory memory;
     Captures captures;
+    Races races;
     std::unordered_map<uint64_t, EventRef> events;
     Engine engine;
 };
@@ -66,8 +70,9 @@ public:
     cudaError_t call(Function function, unsigned traits, Body body) {
         Lock lock(mutex);
         ThreadState &thread = enter();
-        cudaError_t code = admit(function, traits, thread);
-        if (code == cudaSuccess) {
+        const std::optional<cudaError_t> refusal = admit(function, traits, thread);
+        cudaError_t code = refusal.value_or(cudaSuccess);
+        if (!refusal) {
             try {
                 code = body(*state, thread, lock);
             } catch (const std::bad_alloc &) {
@@ -83,11 +88,22 @@ public:
     template <class Body>
     cudaError_t driver_call(Function function, unsigned traits, Body body) {
         Lock lock(mutex);
-        const cudaError_t code = admit(function, traits, enter());
-        return code == cudaSuccess ? body(*state) : code;
+        const std::optional<cudaError_t> refusal = admit(function, traits, enter());
+        return refusal ? *refusal : body(*state);
     }
     // The same for the calls that are about the last error and so must not change it.
     cudaError_t last_error(Function function, bool clear);
+
+    // What the program's threads do by themselves: `body` gets the state and the thread. Host functions are not looked at.
+    template <class Body>
+    void by_itself(Body body) {
+        if (!looks_for_races_.load(std::memory_order_acquire)) return;  // a poll may be here: it takes no lock for nothing
+        const Lock lock(mutex);
+        const ThreadState &thread = enter();
+        if (state->races.on() && !thread.in_host_function) body(*state, thread);
+    }
+    // A thread ends. It may be in a fork, where nobody gives back the lock.
+    void leave(const ThreadState &thread);
 
     // Handles are numbers that are never used twice, in the life of the process: use after destruction is always found.
     uint64_t new_handle() { return next_handle_++; }
@@ -98,9 +114,11 @@ public:
 private:
     Runtime();
     ThreadState &enter();
-    cudaError_t admit(Function function, unsigned traits, const ThreadState &thread);
+    // The code of a call that shall do nothing.
+    std::optional<cudaError_t> admit(Function function, unsigned traits, ThreadState &thread);
 
     std::mutex configuring_;
+    std::atomic<bool> looks_for_races_{false};
     uint64_t next_handle_ = 0x10000;  // far from the handles 0, 1 and 2 of the legacy and per-thread streams
 };
 

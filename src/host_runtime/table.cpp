@@ -9,6 +9,8 @@ extern "C" const strata_cudart *host_runtime_table(void) {
             host_runtime::api::device_properties,
         host_runtime::api::pointer_range,
         host_runtime::api::event_captured,
+        host_runtime::api::observed,
+        host_runtime::api::published,
     };
     return &table;
 }

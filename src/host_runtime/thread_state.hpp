@@ -3,6 +3,7 @@
 
 #include "table.h"
 
+#include <cstddef>
 #include <cstdint>
 
 namespace host_runtime {
@@ -13,6 +14,8 @@ struct ThreadState {
     cudaError_t last_error = cudaSuccess;
     cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
     bool in_host_function = false;
+    size_t number = 0;  // of the threads that have called, from 1; where races are looked for
+    uint64_t call = 0;  // which call of its function this is
 };
 
 inline ThreadState &this_thread() {

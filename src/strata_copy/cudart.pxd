@@ -99,6 +99,8 @@ cdef extern from "table.h" nogil:
         cudaError_t (*device_properties)(void *, int) noexcept nogil
         cudaError_t (*pointer_range)(const void *, void **, size_t *) noexcept nogil
         cudaError_t (*event_captured)(cudaEvent_t) noexcept nogil
+        void (*observed)(const void *) noexcept nogil       # NULL for CUDA
+        void (*published)(const void *) noexcept nogil      # NULL for CUDA
 
     int strata_cudart_load(strata_cudart *, const char *path, int loaded_only, int *version, int *missing, char *reason,
                            size_t reason_size)
@@ -121,6 +123,12 @@ cdef struct Guard:
 
 cdef int guard_enter(Guard *guard, Error *error) noexcept nogil
 cdef int guard_leave(Guard *guard, int status, Error *error) noexcept nogil
+
+# Where a thread learns of an end without a CUDA call, a runtime that looks for races is told of it: a device's word, which says that
+# everything on it is done; the status that the first to see the words leaves for the others; that a state was let go, after which a
+# later ticket does not wait for the one that held it. CUDA has no such entries: a load and a branch, and only where something ended.
+cdef void observed(const void *word) noexcept nogil
+cdef void published(const void *word) noexcept nogil
 
 cdef bint is_sticky(int code) noexcept nogil
 # Writes a failed CUDA call into `error`: POISONED where the code ends the device, else `status`, which it returns.

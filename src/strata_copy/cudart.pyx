@@ -104,6 +104,16 @@ cdef int guard_leave(Guard *guard, int status, Error *error) noexcept nogil:
     return status
 
 
+cdef void observed(const void *word) noexcept nogil:
+    if rt.observed != NULL:
+        rt.observed(word)
+
+
+cdef void published(const void *word) noexcept nogil:
+    if rt.published != NULL:
+        rt.published(word)
+
+
 cdef bint is_sticky(int code) noexcept nogil:
     """The errors after which every call on the device fails until the process ends (driver_types.h says it of each)."""
     return (code == 214 or code == 220 or code == 226 or code == 700 or code == 702 or code == 710

@@ -3,7 +3,8 @@
 
 cdef extern from "table.h" nogil:
     ctypedef struct strata_cudart:
-        pass
+        void (*observed)(const void *) noexcept nogil
+        void (*published)(const void *) noexcept nogil
 
 
 # Complete, and valid as long as the process lives.

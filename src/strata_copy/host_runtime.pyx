@@ -1,8 +1,8 @@
 """The CUDA runtime over host memory, for tests and demos without a GPU: how it is set up, and what it has seen.
 
 It does what CUDA allows at its latest: no byte moves inside the call that asks for it, and a copy reads its source when it is
-executed. It checks what CUDA leaves undefined and keeps what it finds as violations. New and freed memory holds a pattern in its
-first 64 KiB; a use after free is found for the latest 1024 ranges.
+executed. It checks what CUDA leaves undefined, finds accesses that nothing orders, and keeps what it finds as violations. New and
+freed memory holds a pattern in its first 64 KiB; a use after free is found for the latest 1024 ranges.
 
 There is one runtime in a process. It begins as `configure()` makes it, and belongs to all threads.
 """
@@ -26,6 +26,7 @@ cdef extern from "control.hpp" namespace "host_runtime" nogil:
         optional[uint64_t] seed
         size_t memory
         size_t pinned
+        cbool races
 
     cdef cppclass Live:
         size_t streams, events, registrations, allocations, host_allocations
@@ -35,15 +36,24 @@ cdef extern from "control.hpp" namespace "host_runtime" nogil:
         uint64_t stream
         size_t bytes
 
+    cdef cppclass OrderCall:
+        const char *function
+        uint64_t stream
+        uint64_t event
+
     void c_configure "host_runtime::configure"(const Config &) except +
     size_t function_count()
     const char *function_name(size_t)
     uint64_t function_calls(size_t)
     cbool c_fail "host_runtime::fail"(const string &, uint64_t, int, cbool) except +
+    cbool c_skip "host_runtime::skip"(const string &, uint64_t) except +
+    void c_delay "host_runtime::delay"(uint64_t)
     void c_corrupt "host_runtime::corrupt"(uint64_t)
     uint64_t c_clear_faults "host_runtime::clear_faults"()
+    void host_access(const void *, size_t, cbool)
     Live c_live "host_runtime::live"()
     vector[ExecutedCopy] copy_log() except +
+    vector[OrderCall] order_log() except +
     vector[string] c_violations "host_runtime::violations"() except +
     size_t c_pending "host_runtime::pending"()
     cbool scheduled()
@@ -55,7 +65,7 @@ cdef const strata_cudart *table() noexcept nogil:
     return host_runtime_table()
 
 
-def configure(devices=1, seed=None, memory=None, pinned=None):
+def configure(devices=1, seed=None, memory=None, pinned=None, races=None):
     """Drops all streams, events, memory, faults and records, and starts anew.
 
     Operations that are running end first; threads that wait inside a call return with cudaErrorCudartUnloading.
@@ -65,6 +75,8 @@ def configure(devices=1, seed=None, memory=None, pinned=None):
         executes ready operations of any stream in an order that the seed decides.
     memory: bytes of each device; None means 64 GiB. What is not touched costs nothing.
     pinned: bytes that may be allocated as pinned memory or registered, together; None means no limit.
+    races: whether every two accesses to one byte that nothing orders, one of them a write, are a violation, in whatever order they
+        were executed; None means in scheduled mode only.
     """
     cdef Config config
     if devices < 1:
@@ -76,6 +88,7 @@ def configure(devices=1, seed=None, memory=None, pinned=None):
         config.memory = memory
     if pinned is not None:
         config.pinned = pinned
+    config.races = seed is not None if races is None else races
     with nogil:
         c_configure(config)
 
@@ -88,6 +101,11 @@ def calls():
 def log():
     """The latest 65536 copies in the order in which they were executed: tuples of function, stream (0 for cudaMemcpy), bytes."""
     return [(copy.function.decode(), copy.stream, copy.bytes) for copy in copy_log()]
+
+
+def orders():
+    """The latest 65536 cudaEventRecord and cudaStreamWaitEvent in the order of the calls: tuples of function, stream, event."""
+    return [(call.function.decode(), call.stream, call.event) for call in order_log()]
 
 
 def live():
@@ -116,6 +134,27 @@ def fail(str function, nth, int code, bint forever=False):
         raise ValueError(f"no function of the table is called {function!r}")
 
 
+def skip(str function, nth):
+    """The nth call of `function` from now (1 is the next) does nothing and returns success.
+
+    Only for functions that give nothing back but their code: copies, waits, records, queries, synchronizations, frees.
+    """
+    if nth < 1:
+        raise ValueError(f"nth is {nth}, but the next call is number 1")
+    if not c_skip(function.encode(), nth):
+        raise ValueError(f"{function!r} is no function of the table, or gives its caller something back")
+
+
+def delay(nth):
+    """The nth copy queued from now (1 is the next) is executed as late as its stream and those that wait for it allow.
+
+    In scheduled mode that is when nothing else can be; a worker thread sleeps 50 ms before it.
+    """
+    if nth < 1:
+        raise ValueError(f"nth is {nth}, but the next copy is number 1")
+    c_delay(nth)
+
+
 def corrupt(nth):
     """The nth copy executed from now (1 is the next) gets one wrong byte in its target."""
     if nth < 1:
@@ -124,11 +163,37 @@ def corrupt(nth):
 
 
 def clear_faults():
-    """Disarms `fail` and `corrupt` and returns how many faults have fired since the last `clear_faults` or `configure`.
+    """Disarms `fail`, `skip`, `delay` and `corrupt` and returns how many faults have fired since the last `clear_faults` or `configure`.
 
     A context that a fault has ended stays so.
     """
     return c_clear_faults()
+
+
+def host_read(size_t address, size_t bytes):
+    """Declares that this thread's own code reads memory now. A write that nothing orders before it is a violation."""
+    with nogil:
+        host_access(<const void *>address, bytes, False)
+
+
+def host_write(size_t address, size_t bytes):
+    """Declares that this thread's own code writes memory now. An access that nothing orders before it is a violation."""
+    with nogil:
+        host_access(<const void *>address, bytes, True)
+
+
+def publish(size_t word):
+    """Declares that this thread is about to tell others something, by a store, a lock, a queue, by ending: whoever observes the same
+    number comes behind all that this thread knows now. word: an address, or any other number that both name."""
+    with nogil:
+        host_runtime_table().published(<const void *>word)
+
+
+def observe(size_t word):
+    """Declares that this thread has seen what another published under this number, or what a device wrote to this address (a copy or
+    fill of at most 64 bytes that begins there)."""
+    with nogil:
+        host_runtime_table().observed(<const void *>word)
 
 
 def violations():

@@ -10,7 +10,7 @@ from strata_copy.abi cimport (
 from strata_copy.atomics cimport add_i32, add_i64, load_i32, load_u64, store_i32, store_u64, swap_i32
 from strata_copy.cudart cimport (
     Guard, clear, cudaErrorNotReady, cudaStreamCaptureStatus, cudaStreamCaptureStatusNone, cuda_failed,
-    guard_enter, guard_leave, outcome, rt,
+    guard_enter, guard_leave, observed, outcome, published, rt,
 )
 from strata_copy.lanes cimport CLOSING, CopierData, DeviceLanes, Slot, cudaEvent_t, device_drain, now, the_tables
 from strata_copy.lanes cimport pthread_mutex_lock, pthread_mutex_unlock
@@ -163,16 +163,18 @@ cdef int slot_status(CopierData *copier, Slot *slot) noexcept nogil:
     if status == QUEUING or status == ENDING:
         return AGAIN
     if status != AGAIN:
+        observed(&slot.status)
         return status
     for d in range(copier.n_devices):
         if slot.taken[d] >= 0 and load_u64(&slot.words[d]) != slot.word:
             return AGAIN if load_i32(&copier.devices[d].poisoned) == 0 else end_poisoned(copier, slot, d)
-    return end_well(slot)
+    return end_well(copier, slot)
 
 
 cdef void sweep(CopierData *copier) noexcept nogil:
     cdef Slot *slot
     cdef int32_t i
+    cdef bint let_some_go = False
     for i in range(copier.n_slots):
         slot = &copier.slots[i]
         if slot.ticket == 0:
@@ -182,8 +184,12 @@ cdef void sweep(CopierData *copier) noexcept nogil:
         # What a dead device still does to source and target, nobody can tell: they stay held.
         if slot.holding and load_i32(&slot.status) != POISONED:
             let_go(slot, i, 1)
+            let_some_go = True
         if load_i32(&slot.released) and not slot.holding and swap_i32(&slot.pins, 0, INT32_MIN // 2):
             free_slot(slot)
+    observed(copier)
+    if let_some_go:
+        published(copier)
 
 
 cdef void end_badly(CopierData *copier, Slot *slot, int status, const Error *error) noexcept nogil:
@@ -193,6 +199,7 @@ cdef void end_badly(CopierData *copier, Slot *slot, int status, const Error *err
     slot.error.status = status
     slot.ended = now()
     store_i32(&slot.plan.target.invalid, 1)
+    published(&slot.status)
     store_i32(&slot.status, status)
     for i in range(copier.n_slots):
         reader = &copier.slots[i]
@@ -324,8 +331,13 @@ cdef inline void nap() noexcept nogil:
     nanosleep(&t, NULL)
 
 
-cdef int end_well(Slot *slot) noexcept nogil:
+cdef int end_well(CopierData *copier, Slot *slot) noexcept nogil:
     """Any thread may be the first to see the end."""
+    cdef int32_t d
+    for d in range(copier.n_devices):
+        if slot.taken[d] >= 0:
+            observed(&slot.words[d])
+    published(&slot.status)
     slot.ended = now()
     swap_i32(&slot.status, AGAIN, OK)
     return load_i32(&slot.status)
@@ -373,7 +385,7 @@ cdef int ask(CopierData *copier, Slot *slot, Error *error) noexcept nogil:
             status = cuda_failed(FAILED, code, "cudaEventQuery", copier.devices[d].device, &guard, error)
             status = fail_in_flight(copier, slot, d, status, &guard, error)
     if status == OK:
-        status = end_well(slot)
+        status = end_well(copier, slot)
     return guard_leave(&guard, status, error)
 
 
