@@ -60,6 +60,7 @@ ROOMS = [
     "lanes",
     "tickets",
     "submit",
+    "checks",
     "values",
     "opening",
     "save_path",

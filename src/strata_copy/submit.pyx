@@ -1,55 +1,35 @@
 """The way of a copy: every check, then layer by layer onto the lanes, then the word that tells the end.
 
-Reads top down. Extents come from plan.pyx, chunks and streams are lanes.pyx, what happens afterwards is tickets.pyx.
+Reads top down. What is looked at first is checks.pyx, extents come from plan.pyx, chunks and streams are lanes.pyx, what happens
+afterwards is tickets.pyx.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from strata_copy.abi cimport (
-    AGAIN, CALLER_SYNCED, FAILED, OK, POISONED, REASON_CAPACITY, REASON_CAPTURE, REASON_CLOSED, REASON_CUDA, REASON_GENERATION,
-    REASON_INVALID, REASON_ORDER, REASON_PLACE, REASON_REQUEST, REASON_STREAM, REFUSED, WAIT_EVENT, WAIT_STREAM, Error, Request,
-    Ticket, Wait,
+    AGAIN, FAILED, OK, POISONED, REASON_CAPACITY, REASON_PLACE, REFUSED, WAIT_EVENT, WAIT_STREAM, Error, Request, Ticket, Wait,
 )
-from strata_copy.atomics cimport add_i32, add_i64, load_i32, load_u64, store_i32, store_u64
+from strata_copy.atomics cimport add_i32, add_i64, load_i32, store_i32, store_u64
 from strata_copy.cudart cimport (
-    Guard, clear, cudaErrorCapturedEvent, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, guard_enter,
-    guard_leave, outcome, rt,
+    clear, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, guard_enter, guard_leave, outcome, rt,
 )
+from strata_copy.checks cimport check_devices, check_open, check_plan_now, check_waits, uses_device
 from strata_copy.lanes cimport (
-    CELLS, HOST_LANE, IN_LANE, LANES, LOCAL_LANES, MAX_AFTER, MAX_DEVICES, OPEN, OUT_LANE, CopierData, DeviceLanes, Lane,
-    Slot, copier_reserve, device_drain, device_index, lane_copy, lane_stream, now, pthread_mutex_lock, pthread_mutex_unlock,
-    the_tables,
+    CELLS, HOST_LANE, IN_LANE, LANES, LOCAL_LANES, OUT_LANE, CopierData, DeviceLanes, Lane, Slot, copier_reserve, device_drain,
+    device_index, lane_copy, lane_stream, now, pthread_mutex_lock, pthread_mutex_unlock, the_tables,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
-    ROUTE_IN, ROUTE_LOCAL, ROUTE_OUT, ROUTES, Bundle, Emission, Extent, PlanData, Units, emit_bundle, emit_end, emit_part, moves_early,
+    ROUTE_IN, ROUTE_LOCAL, ROUTE_OUT, ROUTES, Bundle, Extent, PlanData, Units, emit_bundle, emit_end, emit_part, moves_early,
     plan_hold, units_to_move,
 )
-from strata_copy.states cimport StateData
-from strata_copy.tickets cimport QUEUING, check_stream, end_badly, sweep
+from strata_copy.tickets cimport QUEUING, end_badly, sweep
 
 cdef uint64_t generations = 0       # of tickets, under the copier's lock; goes on from copier to copier
 
 cdef enum:
     SHARED_BYTES = 8 << 20      # layers share events up to here: 0.15 ms of PCIe
-
-# One submit under way. It lives on the caller's stack, under the copier's lock.
-cdef struct Submission:
-    CopierData *copier
-    PlanData *plan
-    const Request *request
-    Slot *slot
-    Guard guard
-    Error *error
-    DeviceLanes *device         # where the extents that are being emitted go
-    Lane *lane
-    Emission emission
-    Lane *lanes[MAX_DEVICES][ROUTES]    # those that took bytes since the latest events
-    int64_t unmarked            # bytes since then
-    int32_t first_unmarked      # the first layer without events
-    int32_t recorded            # events so far
-    bint started                # the first copy call was made: from here on the target may differ
 
 
 cdef int submit_plan(PlanData *plan, const Request *request, Ticket *ticket, Error *error) noexcept nogil:
@@ -104,12 +84,6 @@ cdef int adopt_locked(CopierData *copier, PlanData *plan, Error *error) noexcept
     return copier_reserve(copier, layout.n_parts, error)
 
 
-cdef int check_open(const CopierData *copier, uint64_t number, Error *error) noexcept nogil:
-    if load_i32(&copier.state) == OPEN and copier.number == number:
-        return OK
-    return outcome(error, REFUSED, REASON_CLOSED, "the copier is closed, or this process is a fork of the one that opened it")
-
-
 cdef int submit_locked(Submission *s, Ticket *ticket) noexcept nogil:
     cdef int64_t started = now(), bytes = 0
     cdef int status
@@ -135,95 +109,12 @@ cdef int submit_locked(Submission *s, Ticket *ticket) noexcept nogil:
     return OK
 
 
-# ---- checks: before the first call that queues anything
-
-cdef int check_devices(Submission *s) noexcept nogil:
-    cdef int32_t d, code
-    for d in range(s.copier.n_devices):
-        code = load_i32(&s.copier.devices[d].poisoned)
-        if code != 0 and uses_device(s.plan, s.copier.devices[d].device):
-            s.error.device, s.error.cuda_code = s.copier.devices[d].device, code
-            return outcome(s.error, POISONED, REASON_CUDA, "device %d failed earlier with %s (%d): restart the process",
-                           s.error.device, rt.cudaGetErrorName(code), code)
-    return OK
-
-
-cdef int check_plan_now(Submission *s) noexcept nogil:
-    """What may have changed since the plan was made: validity and generations."""
-    cdef StateData *target = s.plan.target
-    cdef int32_t i
-    if s.request.size != sizeof(Request):
-        return units_to_move(s.plan, s.request, s.copier.units, NULL, s.error)      # says what is wrong with it
-    for i in range(s.plan.n_sources):
-        if load_i32(&s.plan.sources[i].invalid):
-            return outcome(s.error, REFUSED, REASON_INVALID, "source %d is INVALID: its last copy failed and it was not reset", i)
-        if s.request.src_generation != 0 and s.request.src_generation != load_u64(&s.plan.sources[i].generation):
-            return wrong_generation(s, "source", s.request.src_generation, load_u64(&s.plan.sources[i].generation))
-    if s.request.dst_generation != 0 and s.request.dst_generation != load_u64(&target.generation):
-        return wrong_generation(s, "target", s.request.dst_generation, load_u64(&target.generation))
-    return OK
-
-
 cdef void poison_devices(Submission *s) noexcept nogil:
     """A sticky code before anything was queued: it may be any of the plan's devices."""
     cdef int32_t d
     for d in range(s.copier.n_devices):
         if uses_device(s.plan, s.copier.devices[d].device) and load_i32(&s.copier.devices[d].poisoned) == 0:
             store_i32(&s.copier.devices[d].poisoned, s.error.cuda_code)
-
-
-cdef int wrong_generation(Submission *s, const char *side, uint64_t wanted, uint64_t found) noexcept nogil:
-    s.error.wanted, s.error.found = <int64_t>wanted, <int64_t>found
-    return outcome(s.error, REFUSED, REASON_GENERATION, "the %s has generation %ld, %ld was named: it was written or reset since",
-                   side, s.error.found, s.error.wanted)
-
-
-cdef bint uses_device(const PlanData *plan, int32_t device) noexcept nogil:
-    cdef int32_t i
-    for i in range(plan.target.layout.n_parts):
-        if plan.parts[i].device == device:
-            return True
-    return False
-
-
-cdef int check_waits(Submission *s) noexcept nogil:
-    """The streams and events that the request names, before they are touched: a wait on a captured event from outside ends the
-    capture."""
-    cdef const Wait *wait
-    cdef uint32_t i
-    cdef int status = OK
-    if s.request.flags & ~<uint32_t>CALLER_SYNCED:
-        return outcome(s.error, REFUSED, REASON_REQUEST, "flags %#x; CALLER_SYNCED is the only one", s.request.flags)
-    if s.request.n_after == 0 and not s.request.flags & CALLER_SYNCED:
-        return outcome(s.error, REFUSED, REASON_ORDER, "nothing to wait for was named: give `after` (who wrote the source, who reads the "
-                       "target), or CALLER_SYNCED where both are known to be done")
-    if s.request.n_after > MAX_AFTER or (s.request.n_after > 0 and s.request.after == NULL):
-        return outcome(s.error, REFUSED, REASON_REQUEST, "%u waits; 1 to %d are possible", s.request.n_after, MAX_AFTER)
-    for i in range(s.request.n_after):
-        wait = &s.request.after[i]
-        if wait.kind == WAIT_STREAM:
-            if device_index(s.copier, wait.device) < 0:
-                s.error.device = wait.device
-                return outcome(s.error, REFUSED, REASON_STREAM, "wait %u: a stream of device %d, which the copier has not open", i,
-                               wait.device)
-            status = check_stream(wait.handle, &s.guard, s.error)
-        elif wait.kind == WAIT_EVENT and wait.handle != NULL:
-            status = check_event(s, i, wait)
-        else:
-            status = outcome(s.error, REFUSED, REASON_REQUEST, "wait %u: kind %d, handle %p", i, wait.kind, wait.handle)
-        if status != OK:
-            return status
-    return OK
-
-
-cdef int check_event(Submission *s, uint32_t i, const Wait *wait) noexcept nogil:
-    """Before it is touched: a lane that waits for a captured event is drawn into the capture, and its copies with it."""
-    cdef int code = rt.event_captured(wait.handle)
-    if code == cudaErrorCapturedEvent:
-        return outcome(s.error, REFUSED, REASON_CAPTURE, "wait %u: the event is part of a graph capture", i)
-    if code != 0:
-        return cuda_failed(REFUSED, code, "cuEventElapsedTime", wait.device, &s.guard, s.error)
-    return OK
 
 
 # ---- the slot

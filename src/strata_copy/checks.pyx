@@ -1,0 +1,102 @@
+"""The checks of a submit. Declared in checks.pxd."""
+
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+
+from strata_copy.abi cimport (
+    CALLER_SYNCED, OK, POISONED, REASON_CAPTURE, REASON_CLOSED, REASON_CUDA, REASON_GENERATION, REASON_INVALID, REASON_ORDER,
+    REASON_REQUEST, REASON_STREAM, REFUSED, WAIT_EVENT, WAIT_STREAM, Error, Request, Wait,
+)
+from strata_copy.atomics cimport load_i32, load_u64
+from strata_copy.cudart cimport cudaErrorCapturedEvent, cuda_failed, outcome, rt
+from strata_copy.lanes cimport MAX_AFTER, OPEN, CopierData, device_index
+from strata_copy.plan cimport PlanData, units_to_move
+from strata_copy.states cimport StateData
+from strata_copy.submit cimport Submission
+from strata_copy.tickets cimport check_stream
+
+
+cdef int check_open(const CopierData *copier, uint64_t number, Error *error) noexcept nogil:
+    if load_i32(&copier.state) == OPEN and copier.number == number:
+        return OK
+    return outcome(error, REFUSED, REASON_CLOSED, "the copier is closed, or this process is a fork of the one that opened it")
+
+
+cdef int check_devices(Submission *s) noexcept nogil:
+    cdef int32_t d, code
+    for d in range(s.copier.n_devices):
+        code = load_i32(&s.copier.devices[d].poisoned)
+        if code != 0 and uses_device(s.plan, s.copier.devices[d].device):
+            s.error.device, s.error.cuda_code = s.copier.devices[d].device, code
+            return outcome(s.error, POISONED, REASON_CUDA, "device %d failed earlier with %s (%d): restart the process",
+                           s.error.device, rt.cudaGetErrorName(code), code)
+    return OK
+
+
+cdef int check_plan_now(Submission *s) noexcept nogil:
+    """What may have changed since the plan was made: validity and generations."""
+    cdef StateData *target = s.plan.target
+    cdef int32_t i
+    if s.request.size != sizeof(Request):
+        return units_to_move(s.plan, s.request, s.copier.units, NULL, s.error)      # says what is wrong with it
+    for i in range(s.plan.n_sources):
+        if load_i32(&s.plan.sources[i].invalid):
+            return outcome(s.error, REFUSED, REASON_INVALID, "source %d is INVALID: its last copy failed and it was not reset", i)
+        if s.request.src_generation != 0 and s.request.src_generation != load_u64(&s.plan.sources[i].generation):
+            return wrong_generation(s, "source", s.request.src_generation, load_u64(&s.plan.sources[i].generation))
+    if s.request.dst_generation != 0 and s.request.dst_generation != load_u64(&target.generation):
+        return wrong_generation(s, "target", s.request.dst_generation, load_u64(&target.generation))
+    return OK
+
+
+cdef int wrong_generation(Submission *s, const char *side, uint64_t wanted, uint64_t found) noexcept nogil:
+    s.error.wanted, s.error.found = <int64_t>wanted, <int64_t>found
+    return outcome(s.error, REFUSED, REASON_GENERATION, "the %s has generation %ld, %ld was named: it was written or reset since",
+                   side, s.error.found, s.error.wanted)
+
+
+cdef bint uses_device(const PlanData *plan, int32_t device) noexcept nogil:
+    cdef int32_t i
+    for i in range(plan.target.layout.n_parts):
+        if plan.parts[i].device == device:
+            return True
+    return False
+
+
+cdef int check_waits(Submission *s) noexcept nogil:
+    """The streams and events that the request names, before they are touched: a wait on a captured event from outside ends the
+    capture."""
+    cdef const Wait *wait
+    cdef uint32_t i
+    cdef int status = OK
+    if s.request.flags & ~<uint32_t>CALLER_SYNCED:
+        return outcome(s.error, REFUSED, REASON_REQUEST, "flags %#x; CALLER_SYNCED is the only one", s.request.flags)
+    if s.request.n_after == 0 and not s.request.flags & CALLER_SYNCED:
+        return outcome(s.error, REFUSED, REASON_ORDER, "nothing to wait for was named: give `after` (who wrote the source, who reads the "
+                       "target), or CALLER_SYNCED where both are known to be done")
+    if s.request.n_after > MAX_AFTER or (s.request.n_after > 0 and s.request.after == NULL):
+        return outcome(s.error, REFUSED, REASON_REQUEST, "%u waits; 1 to %d are possible", s.request.n_after, MAX_AFTER)
+    for i in range(s.request.n_after):
+        wait = &s.request.after[i]
+        if wait.kind == WAIT_STREAM:
+            if device_index(s.copier, wait.device) < 0:
+                s.error.device = wait.device
+                return outcome(s.error, REFUSED, REASON_STREAM, "wait %u: a stream of device %d, which the copier has not open", i,
+                               wait.device)
+            status = check_stream(wait.handle, &s.guard, s.error)
+        elif wait.kind == WAIT_EVENT and wait.handle != NULL:
+            status = check_event(s, i, wait)
+        else:
+            status = outcome(s.error, REFUSED, REASON_REQUEST, "wait %u: kind %d, handle %p", i, wait.kind, wait.handle)
+        if status != OK:
+            return status
+    return OK
+
+
+cdef int check_event(Submission *s, uint32_t i, const Wait *wait) noexcept nogil:
+    """Before it is touched: a lane that waits for a captured event is drawn into the capture, and its copies with it."""
+    cdef int code = rt.event_captured(wait.handle)
+    if code == cudaErrorCapturedEvent:
+        return outcome(s.error, REFUSED, REASON_CAPTURE, "wait %u: the event is part of a graph capture", i)
+    if code != 0:
+        return cuda_failed(REFUSED, code, "cuEventElapsedTime", wait.device, &s.guard, s.error)
+    return OK
