@@ -106,6 +106,8 @@ def test_a_copy_from_cython_without_the_gil(consumer, scene, stream):
     assert flight.sync() == OK
     assert flight.poll() == (OK, layout.layers, layout.bytes_at([21]), layout.bytes_at([21]))
     assert consumer.generation(scene.target.state) == scene.target.state.generation == 2
+    for room in (0, -1):  # writes nothing, and gives nothing away
+        assert consumer.finished(scene.copier, room) == ([], 0)
     assert consumer.finished(scene.copier, 16) == ([flight.value], 1)
     assert consumer.finished(scene.copier, 16) == ([], 0)
     flight.release()

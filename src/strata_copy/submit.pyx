@@ -11,10 +11,10 @@ from strata_copy.abi cimport (
     AGAIN, FAILED, OK, POISONED, REASON_CAPACITY, REASON_PLACE, REFUSED, WAIT_EVENT, WAIT_STREAM, Error, Request, Ticket, Wait,
 )
 from strata_copy.atomics cimport add_i32, add_i64, load_i32, store_i32, store_u64
+from strata_copy.checks cimport check_devices, check_open, check_plan_now, check_waits, uses_device
 from strata_copy.cudart cimport (
     clear, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, guard_enter, guard_leave, outcome, rt,
 )
-from strata_copy.checks cimport check_devices, check_open, check_plan_now, check_waits, uses_device
 from strata_copy.lanes cimport (
     CELLS, HOST_LANE, IN_LANE, LANES, LOCAL_LANES, OUT_LANE, CopierData, DeviceLanes, Lane, Slot, copier_reserve, device_drain,
     device_index, lane_copy, lane_stream, now, pthread_mutex_lock, pthread_mutex_unlock, the_tables,
@@ -52,36 +52,6 @@ cdef int submit_plan(PlanData *plan, const Request *request, Ticket *ticket, Err
             poison_devices(&s)
     pthread_mutex_unlock(&s.copier.lock)
     return status
-
-
-cdef int adopt_plan(PlanData *plan, Error *error) noexcept nogil:
-    cdef CopierData *copier = the_tables()
-    cdef int status
-    pthread_mutex_lock(&copier.lock)
-    status = check_open(copier, copier.number, error)
-    if status == OK:
-        status = adopt_locked(copier, plan, error)
-    pthread_mutex_unlock(&copier.lock)
-    return status
-
-
-cdef int adopt_locked(CopierData *copier, PlanData *plan, Error *error) noexcept nogil:
-    """What a plan needs of the copier that will carry it."""
-    cdef const LayoutData *layout = plan.target.layout
-    cdef int32_t i
-    if plan.n_events > copier.layer_events:
-        error.wanted, error.found = plan.n_events, copier.layer_events
-        return outcome(error, REFUSED, REASON_CAPACITY, "%d layer events are needed; the copier was opened with layer_events=%d",
-                       plan.n_events, copier.layer_events)
-    for i in range(layout.n_parts):
-        if plan.parts[i].device == -1:
-            plan.parts[i].device = copier.devices[0].device
-        if device_index(copier, plan.parts[i].device) < 0:
-            error.part, error.layer, error.device = i, layout.parts[i].layer, plan.parts[i].device
-            return outcome(error, REFUSED, REASON_PLACE, "part '%s' of layer %d is on device %d, which the copier has not open",
-                           layout.parts[i].name, layout.parts[i].layer, plan.parts[i].device)
-    plan.copier = copier.number
-    return copier_reserve(copier, layout.n_parts, error)
 
 
 cdef int submit_locked(Submission *s, Ticket *ticket) noexcept nogil:
@@ -509,3 +479,35 @@ cdef int wait_event(Submission *s, cudaStream_t stream, cudaEvent_t event) noexc
     if code != 0:
         return cuda_failed(FAILED, code, "cudaStreamWaitEvent", s.device.device, &s.guard, s.error)
     return OK
+
+
+# ---- plans
+
+cdef int adopt_plan(PlanData *plan, Error *error) noexcept nogil:
+    cdef CopierData *copier = the_tables()
+    cdef int status
+    pthread_mutex_lock(&copier.lock)
+    status = check_open(copier, copier.number, error)
+    if status == OK:
+        status = adopt_locked(copier, plan, error)
+    pthread_mutex_unlock(&copier.lock)
+    return status
+
+
+cdef int adopt_locked(CopierData *copier, PlanData *plan, Error *error) noexcept nogil:
+    """What a plan needs of the copier that will carry it."""
+    cdef const LayoutData *layout = plan.target.layout
+    cdef int32_t i
+    if plan.n_events > copier.layer_events:
+        error.wanted, error.found = plan.n_events, copier.layer_events
+        return outcome(error, REFUSED, REASON_CAPACITY, "%d layer events are needed; the copier was opened with layer_events=%d",
+                       plan.n_events, copier.layer_events)
+    for i in range(layout.n_parts):
+        if plan.parts[i].device == -1:
+            plan.parts[i].device = copier.devices[0].device
+        if device_index(copier, plan.parts[i].device) < 0:
+            error.part, error.layer, error.device = i, layout.parts[i].layer, plan.parts[i].device
+            return outcome(error, REFUSED, REASON_PLACE, "part '%s' of layer %d is on device %d, which the copier has not open",
+                           layout.parts[i].name, layout.parts[i].layer, plan.parts[i].device)
+    plan.copier = copier.number
+    return copier_reserve(copier, layout.n_parts, error)
