@@ -76,6 +76,12 @@ typedef cudaError_t (*strata_event_captured_fn)(cudaEvent_t event);
  * knows what the writer knew; and the calling thread is about to store a word. NULL for CUDA, where such words are plain memory. */
 typedef void (*strata_word_fn)(const void *word);
 
+/* For a runtime that decides itself when things run: it takes over a program's background worker, calls `step` now and then (NULL: no
+ * more) from inside any other call, and returns 1; 0 where the program needs a thread of its own for it. And: the calling thread waits
+ * for something that no call stands for; 1 where something was done meanwhile. NULL for CUDA. */
+typedef int (*strata_adopt_worker_fn)(int (*step)(void));
+typedef int (*strata_idle_fn)(void);
+
 /* A member may have its function's name only where that is looked up outside of the struct. */
 #ifdef __cplusplus
 #define STRATA_FIELD(f) __typeof__(&::f) f;
@@ -91,6 +97,8 @@ typedef struct strata_cudart {
     strata_event_captured_fn event_captured;
     strata_word_fn observed;
     strata_word_fn published;
+    strata_adopt_worker_fn adopt_worker;
+    strata_idle_fn idle;
 } strata_cudart;
 
 #ifdef __cplusplus

@@ -68,6 +68,7 @@ public:
     // error. `body` gets the state, the thread and the lock, and returns the code.
     template <class Body>
     cudaError_t call(Function function, unsigned traits, Body body) {
+        let_work(4);
         Lock lock(mutex);
         ThreadState &thread = enter();
         const std::optional<cudaError_t> refusal = admit(function, traits, thread);
@@ -102,6 +103,12 @@ public:
         const ThreadState &thread = enter();
         if (state->races.on() && !thread.in_host_function) body(*state, thread);
     }
+    // Scheduled mode: takes over a program's worker, or lets it go (null). False in threads mode.
+    bool adopt(int (*step)());
+    // Calls the worker in one of so many cases, as a thread of its own would be.
+    void let_work(unsigned one_in) {
+        if (worker_.load(std::memory_order_acquire)) maybe_work(one_in);
+    }
     // A thread ends. It may be in a fork, where nobody gives back the lock.
     void leave(const ThreadState &thread);
 
@@ -117,7 +124,12 @@ private:
     // The code of a call that shall do nothing.
     std::optional<cudaError_t> admit(Function function, unsigned traits, ThreadState &thread);
 
+    void maybe_work(unsigned one_in);
+
     std::mutex configuring_;
+    std::atomic<int (*)()> worker_{nullptr};
+    std::mutex working_;
+    ThreadState worker_thread_;  // what belongs to the worker as a thread
     std::atomic<bool> looks_for_races_{false};
     uint64_t next_handle_ = 0x10000;  // far from the handles 0, 1 and 2 of the legacy and per-thread streams
 };

@@ -101,6 +101,8 @@ cdef extern from "table.h" nogil:
         cudaError_t (*event_captured)(cudaEvent_t) noexcept nogil
         void (*observed)(const void *) noexcept nogil       # NULL for CUDA
         void (*published)(const void *) noexcept nogil      # NULL for CUDA
+        int (*adopt_worker)(int (*)() noexcept nogil) noexcept nogil    # NULL for CUDA
+        int (*idle)() noexcept nogil                        # NULL for CUDA
 
     int strata_cudart_load(strata_cudart *, const char *path, int loaded_only, int *version, int *missing, char *reason,
                            size_t reason_size)

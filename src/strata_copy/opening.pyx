@@ -6,30 +6,24 @@ one that the caller perhaps never wanted.
 
 import threading
 
-from libc.stdint cimport int32_t, int64_t
-
 from strata_copy.abi cimport OK, Error
+from strata_copy.copier cimport copier_close, copier_open
 from strata_copy.cudart cimport clear
-from strata_copy.lanes cimport MAX_DEVICES, CopierData, copier_close, copier_open
 from strata_copy.raising cimport raise_error
+from strata_copy.worker cimport worker_close, worker_open
 
 
-cdef CopierData *open_on_thread(const int32_t *devices, int32_t n_devices, int32_t tickets, int32_t layer_events, int64_t chunk,
-                                int64_t patience) except NULL:
-    cdef OnThread opening = OnThread()
-    cdef int32_t d
-    for d in range(n_devices):
-        opening.devices[d] = devices[d]
-    opening.n_devices, opening.tickets, opening.layer_events = n_devices, tickets, layer_events
-    opening.chunk, opening.patience = chunk, patience
-    opening.run(opening.open)
-    return opening.copier
+cdef CopierData *open_on_thread(const Opening *opening) except NULL:
+    cdef OnThread thread = OnThread()
+    thread.opening = opening
+    thread.run(thread.open)
+    return thread.copier
 
 
 cdef int close_on_thread(CopierData *copier) except -1:
-    cdef OnThread closing = OnThread()
-    closing.copier = copier
-    closing.run(closing.close)
+    cdef OnThread thread = OnThread()
+    thread.copier = copier
+    thread.run(thread.close)
     return 0
 
 
@@ -37,18 +31,22 @@ cdef class OnThread:
     """Opens or closes a copier in `run`."""
 
     cdef CopierData *copier
-    cdef int32_t devices[MAX_DEVICES]
-    cdef int32_t n_devices, tickets, layer_events
-    cdef int64_t chunk, patience
+    cdef const Opening *opening
     cdef Error error
 
     def open(self):
+        cdef Error closing
         with nogil:
-            self.copier = copier_open(self.devices, self.n_devices, self.tickets, self.layer_events, self.chunk, self.patience,
-                                      &self.error)
+            self.copier = copier_open(self.opening, &self.error)
+            if self.copier != NULL and worker_open(self.copier, &self.error) != OK:
+                clear(&closing)     # what led here is what is told
+                worker_close(self.copier, &closing)
+                copier_close(self.copier, &closing)
+                self.copier = NULL
 
     def close(self):
         with nogil:
+            worker_close(self.copier, &self.error)
             copier_close(self.copier, &self.error)
 
     def run(self, what):

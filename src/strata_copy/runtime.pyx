@@ -15,7 +15,7 @@ from strata_copy.cudart cimport (
     cudaHostAllocMapped, cudaHostAllocPortable, cudaHostRegisterMapped, cudaHostRegisterPortable, cudaMemcpyDefault,
     cudaPointerAttributes, cudaStreamCaptureMode, cudaStreamCaptureStatus, cudaStreamNonBlocking, cudaStream_t, require_runtime, rt,
 )
-from strata_copy.lanes cimport the_copier
+from strata_copy.copier cimport the_copier
 
 from strata_copy.cudart import RuntimeUnavailable, describe, open_runtime  # no-cython-lint: they belong here for users
 

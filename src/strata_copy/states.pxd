@@ -11,7 +11,7 @@ from strata_copy.layout cimport LayoutData
 
 cdef enum:
     MAX_TICKETS = 256
-    READER_WORDS = 4        # MAX_TICKETS bits
+    TICKET_WORDS = 4        # MAX_TICKETS bits
 
 # The bytes of one place, from its first to behind its last.
 cdef struct Extreme:
@@ -28,7 +28,7 @@ cdef struct StateData:
     int32_t invalid             # atomic; 1 from a failed copy into it until the reset
     int32_t holds               # atomic; tickets in flight that read or write it
     uint64_t writer             # the ticket in flight that writes it, or 0
-    uint64_t readers[READER_WORDS]  # the slots of the tickets in flight that read it
+    uint64_t readers[TICKET_WORDS]  # the slots of the tickets in flight that read it
 
 
 # A state with empty places, for the caller to fill; NULL without memory.
