@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import reference
@@ -219,26 +219,52 @@ def test_bytes_of_a_layout_are_the_bytes_of_its_extents(memory, copier):
         assert sum(width * rows for _, _, width, rows, _, _ in plan.extents(upto)) == layout.bytes_at([upto])
 
 
-@pytest.mark.parametrize(
-    ("unit_bytes", "rep", "stride", "units"),
-    [(1 << 40, 1, 0, 8), ((1 << 36) + 1, 3, 1 << 37, 5), (1 << 30, 1 << 5, 0, 1 << 7), (3, 2, 1 << 38, 9)],
-)
-def test_numbers_beyond_32_bits(unit_bytes, rep, stride, units):
-    """Address space only: nothing of it is touched."""
+@st.composite
+def huge_places(draw, part, units):
+    """A place of the part: strides of any size up to 2^42, few enough bytes in all for the address space."""
+    stride = part.unit_bytes + draw(st.sampled_from([0, 0, 1, 1 << 31, (1 << 32) + 1, 1 << 40]))
+    apart = draw(st.sampled_from([0, 1, 1 << 32]))
+    if draw(st.booleans()):
+        return {"units": units, "stride": stride, "rep_stride": units * stride + apart}
+    rep_stride = part.unit_bytes + apart  # the runs of a unit beside each other
+    return {"units": units, "stride": part.rep * rep_stride + stride - part.unit_bytes, "rep_stride": rep_stride}
+
+
+@st.composite
+def huge_copies(draw):
+    size = draw(st.sampled_from([1, 3, 1 << 31, (1 << 32) - 1, (1 << 36) + 1, 1 << 40]) | st.integers(1, 1 << 40))
+    q = draw(st.sampled_from([1, 4, (1 << 31) - 1]))
+    shift = draw(st.sampled_from([0, -1, q, 1 - (1 << 31)]))
+    growth = sc.Growth(
+        rule="linear", q=q, ceil=draw(st.booleans()), extra=draw(st.integers(0, 1)), shift=shift, settle=1
+    )
+    part = sc.Part(name="k", layer=0, unit_bytes=size, rep=draw(st.integers(1, 3)), growth=growth)
+    upto = max(0, draw(st.integers(0, 9)) * q - shift + draw(st.integers(-1, 1)))
+    begin = draw(st.none() | st.integers(0, upto))
+    return part, upto, begin, size
+
+
+@given(st.data(), huge_copies())
+@random_cases
+def test_numbers_beyond_32_bits(data, case):
+    """Sizes, strides and pitches up to 2^42, and marks as far. Address space only: nothing of it is touched."""
+    part, upto, begin, size = case
     host_runtime.configure(memory=1 << 46)
-    layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=unit_bytes, rep=rep, growth=sc.Growth.linear(4))])
-    fields = {"units": units, "stride": stride or unit_bytes}
-    size = reference.span(sc.Place(base=0, **fields), layout.parts[0])
-    assert size > 1 << 38
-    source, target = ([sc.Place(base=runtime.malloc(size), **fields)] for _ in range(2))
+    layout = sc.Layout([part])
+    units = max(1, reference.units_at(part.growth, (upto,)))
+    fields = [data.draw(huge_places(part, units)) for _ in range(2)]
+    spans = [reference.span(sc.Place(base=0, **one), part) for one in fields]
+    assume(sum(spans) < 1 << 46)
+    source, target = ([sc.Place(base=runtime.malloc(n), **one)] for n, one in zip(spans, fields, strict=True))
+    begin = None if begin is None else (begin,)
     with sc.Copier(tickets=1, layer_events=2) as copier:
         plan = copier.plan(sc.State(layout, source), sc.State(layout, target))
-        extents = plan.extents(4 * units, 4)
+        extents = plan.extents(upto, begin)
     wanted = sorted(
         (target[0].base + to, source[0].base + from_, n)
-        for _, to, _, from_, n in reference.moved_runs(layout, source, target, (4 * units,), (4,))
+        for _, to, _, from_, n in reference.moved_runs(layout, source, target, (upto,), begin)
     )
-    assert sorted(pieces(extents, unit_bytes)) == wanted
+    assert sorted(pieces(extents, size)) == wanted
     host_runtime.configure(devices=2)
 
 
