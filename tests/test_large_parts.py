@@ -1,4 +1,5 @@
-"""A part of more than 2^31 bytes arrives, every byte of it: as one unit, as rows, and as rows that lie apart."""
+"""A part of more than 2^31 bytes arrives, every byte of it: as one unit, as rows, and as rows that lie apart. So do
+rows with more than 2^31 bytes from one to the next."""
 
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import strata_copy as sc
 from fixtures import GUARD, HOST, SYNCED, allocate, read, write
 from strata_copy import rig, runtime
 
-pytestmark = [pytest.mark.long] if HOST else []
+long_on_the_host = pytest.mark.long if HOST else lambda test: test
 
 BYTES = 2**31 + 4096
 PIECE = 16 << 20  # bytes that are filled or looked at together
@@ -92,6 +93,7 @@ def wrong_bytes(source, target, width):
     return wrong
 
 
+@long_on_the_host
 @pytest.mark.parametrize(
     ("shape", "kinds"),
     [
@@ -113,3 +115,29 @@ def test_a_part_of_more_than_2_to_31_bytes_arrives(copier, sides, figure, shape,
         write(address, read(address, 1) ^ np.uint8(1))
     assert wrong_bytes(source, target, width) == 2
     figure(f"{BYTES} bytes of one part, {shape}, {' -> '.join(kinds)}: verified")
+
+
+@pytest.mark.parametrize("pitches", [(BYTES, 8192), (8192, BYTES), (BYTES, BYTES)], ids=["source", "target", "both"])
+@pytest.mark.parametrize("chunk", [3000, 32 << 20])
+def test_rows_further_apart_than_a_call_of_cuda_can_say_arrive(pitches, chunk):
+    """cudaDevAttrMaxPitch is 2^31 - 1. What lies between the rows is not touched, and so costs nothing on the host."""
+    width, rows = 8192, 3
+    part = sc.Part(name="k", layer=0, unit_bytes=width, growth=sc.Growth.linear())
+    bases = [allocate("device", 0, (rows - 1) * pitch + width + 2 * GUARD) for pitch in pitches]
+    states = []
+    for number, (base, pitch) in enumerate(zip(bases, pitches, strict=True)):
+        for row in range(rows):
+            write(base + row * pitch, rig.pattern(number, 0, row * width, width + 2 * GUARD))
+        states.append(sc.State(sc.Layout([part]), [sc.Place(base=base + GUARD, units=rows, stride=pitch)]))
+    runtime.device_synchronize()
+    with sc.Copier(tickets=1, layer_events=2, chunk=chunk) as copier:
+        assert copier.submit(*states, upto=rows, after=SYNCED).sync(timeout=60)
+    for row in range(rows):
+        wanted = [rig.pattern(number, 0, row * width, width + 2 * GUARD) for number in (0, 1)]
+        found = read(bases[1] + row * pitches[1], width + 2 * GUARD)
+        assert np.array_equal(found[GUARD:-GUARD], wanted[0][GUARD:-GUARD])
+        if pitches[1] > width:
+            assert np.array_equal(found[:GUARD], wanted[1][:GUARD])
+            assert np.array_equal(found[-GUARD:], wanted[1][-GUARD:])
+    for base in bases:
+        runtime.free(base)
