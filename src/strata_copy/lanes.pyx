@@ -44,7 +44,8 @@ cdef int lane_copy(const CopierData *copier, DeviceLanes *device, Lane *lane, co
     cdef int64_t left = extent.width, rows_left = extent.rows
     cdef int status
     lane.queued += extent.width * extent.rows
-    if extent.rows > 1 and extent.source_pitch <= device.max_pitch and extent.target_pitch <= device.max_pitch:
+    if (extent.rows > 1 and extent.source_pitch <= device.max_pitch and extent.target_pitch <= device.max_pitch
+            and (not lane.paired or extent.width <= copier.chunk)):
         while rows_left > 0:
             piece.rows = min(rows_left, rows_in(copier, lane, extent.width))
             status = copy_piece(copier, device, lane, &piece, guard, error)
@@ -55,7 +56,7 @@ cdef int lane_copy(const CopierData *copier, DeviceLanes *device, Lane *lane, co
             rows_left -= piece.rows
         return OK
     piece.rows = 1
-    while rows_left > 0:        # row by row: one row, or pitches that one CUDA call cannot express
+    while rows_left > 0:        # row by row: one row, rows of more than a chunk, or pitches that one CUDA call cannot express
         left = extent.width
         while left > 0:
             piece.width = min(left, bytes_in(copier, lane))
