@@ -12,9 +12,9 @@ random_cases = settings(max_examples=150, deadline=None, print_blob=True, suppre
 @st.composite
 def growths(draw, marks):
     rule = draw(st.sampled_from(["const", "state", "linear", "linear", "linear"]))
-    if rule == "const":
-        return sc.Growth.const()
     mark = draw(st.integers(0, marks - 1))
+    if rule == "const":
+        return sc.Growth(rule="const", mark=mark)
     if rule == "state":
         return sc.Growth.state(mark)
     cp_size = draw(st.sampled_from([1, 1, 2, 3]))
