@@ -11,7 +11,7 @@ random_cases = settings(max_examples=150, deadline=None, print_blob=True, suppre
 
 @st.composite
 def growths(draw, marks):
-    rule = draw(st.sampled_from(["const", "state", "linear", "linear", "linear"]))
+    rule = draw(st.sampled_from(["const", "state", "state", "linear", "linear"]))
     mark = draw(st.integers(0, marks - 1))
     if rule == "const":
         return sc.Growth(rule="const", mark=mark)
@@ -42,7 +42,7 @@ def layouts(draw):
                 sc.Part(
                     name=f"p{n}",
                     layer=layer,
-                    unit_bytes=draw(st.integers(1, 24)),
+                    unit_bytes=draw(st.sampled_from([8, 8, 16]) | st.integers(1, 24)),  # often alike in several layers
                     growth=draw(growths(marks)),
                     group=draw(st.sampled_from(["a", "b"])),
                     needed_by=draw(st.integers(max(layer, 0), 3)),

@@ -33,6 +33,25 @@ def test_large_parts_and_rows_that_grow_stay_with_their_layer(memory, copier):
         assert [e[3] for e in extents] == [1, 1, 1]
 
 
+def test_small_parts_of_one_layer_move_with_it(memory, copier):
+    """They would hold up the layers before it."""
+    state = sc.Growth.state()
+    parts = [sc.Part(name="k", layer=0, unit_bytes=64, growth=sc.Growth.linear())]
+    parts += [sc.Part(name=f"s{n}", layer=1, unit_bytes=100, growth=state) for n in range(3)]
+    layout = sc.Layout(parts)
+    source, target = memory(layout, 1), memory(layout, 2)
+    extents = copier.plan(source.state, target.state).extents(5)
+    assert [extent[0] for extent in extents] == [place.base for place in target.places]
+
+
+def test_layers_in_falling_order_are_not_one_extent(memory, copier):
+    """A pitch cannot be negative."""
+    layout = sc.Layout([sc.Part(name="s", layer=layer, unit_bytes=100, growth=sc.Growth.state()) for layer in range(3)])
+    source, rising = memory(layout, 1), memory(layout, 2)
+    target = sc.State(layout, list(reversed(rising.places)))
+    assert [extent[3] for extent in copier.plan(source.state, target).extents(5)] == [1, 1, 1]
+
+
 def test_a_slot_of_the_model_takes_few_copies():
     """Part by part they would be 145."""
     layout = presets.qwen3_8_flash_next("int8", draft=False)
