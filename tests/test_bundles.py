@@ -65,6 +65,45 @@ def test_a_slot_of_the_model_takes_few_copies():
     assert sum(width * rows for _, _, width, rows, _, _ in extents) == layout.bytes_at([64])
 
 
+def two_layers(*growths, groups="aa", patched=False):
+    """A layout of one part of 64 bytes in each layer, and where it is patched its patch source."""
+    parts, patches = [], []
+    for layer, (growth, group) in enumerate(zip(growths, groups, strict=True)):
+        parts.append(sc.Part(name="s", layer=layer, unit_bytes=64, growth=growth, group=group))
+        if patched:
+            parts.append(sc.Part(name="dead", layer=layer, unit_bytes=64, growth=sc.Growth.const(), group=group))
+            patches.append(sc.Patch(layer=layer, part="s", source="dead"))
+    return sc.Layout(parts, marks=("tokens", "other"), patches=patches)
+
+
+STATE, CONST = sc.Growth.state(), sc.Growth.const()
+# A layout, what the request says besides the marks, and fields of the places of layers 0 and 1.
+UNLIKE = {
+    "the rule": (two_layers(STATE, CONST), {"begin": (1, 0)}, {}, {}),
+    "the mark": (two_layers(CONST, sc.Growth(rule="const", mark=1)), {"begin": (1, 0)}, {}, {}),
+    "the group": (two_layers(STATE, STATE, groups="ab"), {"groups": ["a"]}, {}, {}),
+    "the growth of patched rows": (two_layers(sc.Growth.linear(2), sc.Growth.linear(4), patched=True), {}, {}, {}),
+    "the banks": (
+        two_layers(STATE, STATE),
+        {"src_bank": 1, "dst_bank": 1},
+        {"banks": 2, "bank_stride": 64},
+        {"banks": 2, "bank_stride": 80},
+    ),
+}
+
+
+@pytest.mark.parametrize("unlike", UNLIKE)
+def test_small_parts_that_are_not_alike_are_not_one_extent(memory, copier, unlike):
+    layout, how, *fields = UNLIKE[unlike]
+
+    def where(i, part):
+        return fields[part.layer]
+
+    source, target = memory(layout, 1, where), memory(layout, 2, where)
+    assert copier.submit(source.state, target.state, upto=(9, 9), after=SYNCED, **how).sync()
+    assert differences(target, after_copy(source, target, (9, 9), **how)) == []
+
+
 OUT, IN, HOST, LOCAL = ("device", "pinned"), ("pinned", "device"), ("pinned", "pinned"), ("device", "device")
 ROUTES = {
     "rows everywhere": {"k": OUT, "v": IN, "recurrent": OUT, "idx_tail": IN, "k_scale": HOST, "v_scale": LOCAL},
