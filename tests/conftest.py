@@ -11,13 +11,14 @@ import pytest
 
 import strata_copy as sc
 from fixtures import HOST, KIND, Held, Memory, Scene
+from looked_at import LookedAt
 from strata_copy import host_runtime, runtime
 
 SHORT_SEEDS, LONG_SEEDS = 20, 200
 
 # They say nothing of a GPU, and a machine with one and no network may lack what they need.
 collect_ignore = (
-    ["test_host_runtime.py", "test_layout.py", "test_extents.py"]
+    ["test_host_runtime.py", "test_layout.py", "test_extents.py", "test_any_layout.py"]
     if importlib.util.find_spec("hypothesis") is None
     else []
 )
@@ -32,6 +33,7 @@ def pytest_addoption(parser, pluginmanager):
 def pytest_configure(config):
     if not config.pluginmanager.has_plugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): of pytest-timeout")
+    config.pluginmanager.register(LookedAt(config))
 
 
 def pytest_generate_tests(metafunc):
@@ -96,6 +98,8 @@ def nothing_left_behind(request, opened_runtime):
     copier."""
     names = request.fixturenames
     start_anew(request.getfixturevalue("seed") if "seed" in names else 0 if "held" in names else None)
+    if HOST and "seed" in names:
+        request.node.user_properties.append(("seed", request.getfixturevalue("seed")))
     yield
     violations = host_runtime.violations() if HOST else []
     pending = runtime.peek_last_error() if not HOST else 0
@@ -104,6 +108,12 @@ def nothing_left_behind(request, opened_runtime):
     assert violations == []
     assert pending == 0
     assert not left_open, "the test left a copier open"
+
+
+@pytest.fixture
+def figure(request):
+    """Takes a line that the run prints at its end, of what the test has counted."""
+    return lambda line: request.node.user_properties.append(("figure", line))
 
 
 @pytest.fixture

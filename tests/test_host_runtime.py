@@ -1189,6 +1189,22 @@ def test_captured_work_is_not_executed():
     assert host.log() == []
 
 
+def test_a_graph_has_a_node_for_each_copy_fill_and_host_function():
+    s, p, q = stream(), malloc(64), pinned(64)
+    ok(cuda.cudaStreamBeginCapture(s, GLOBAL))
+    copy(p, q, 64, s)
+    ok(cuda.cudaStreamWaitEvent(s, mark(s), 0))
+    ok(cuda.cudaMemsetAsync(p, 0, 64, s))
+    ok(cuda.cudaLaunchHostFunc(s, ctypes.cast(ctypes.CFUNCTYPE(None)(lambda: None), ctypes.c_void_p).value, 0))
+    code, graph = end_capture(s)
+    ok(code)
+    nodes = ctypes.c_size_t()
+    ok(cuda.cudaGraphGetNodes(graph, 0, ctypes.addressof(nodes)))
+    assert nodes.value == 3
+    ok(cuda.cudaGraphDestroy(graph))
+    assert cuda.cudaGraphGetNodes(graph, 0, ctypes.addressof(nodes)) == INVALID_VALUE
+
+
 def test_a_captured_event_has_no_state_and_no_use_outside():
     s, outside = stream(), stream()
     ok(cuda.cudaStreamBeginCapture(s, RELAXED))

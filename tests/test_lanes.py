@@ -65,6 +65,16 @@ def test_rows_of_a_strided_copy_are_chunked_whole(memory, seed):
     assert differences(target, after_copy(source, target, 9)) == []
 
 
+def test_rows_of_more_than_a_chunk_leave_gaps_too(memory, seed):
+    layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=100, rep=3, growth=sc.Growth.linear())])
+    source, target = memory(layout, 1), memory(layout, 2, "pinned")
+    with sc.Copier(tickets=2, layer_events=4, chunk=250) as copier:
+        copies = executed(copier.plan(source.state, target.state), 9)
+    runs = [(stream, sum(size for _, size in run)) for stream, run in groupby(copies, key=lambda copy: copy[0])]
+    assert [size for _, size in runs] == [250] * 10 + [200]
+    assert differences(target, after_copy(source, target, 9)) == []
+
+
 def test_layers_within_a_device_are_dealt_to_lanes_by_bytes(memory):
     """Every layer on one lane: the one with the fewest bytes so far."""
     sizes = [100 + 7 * layer + (5000 if layer % 4 == 3 else 0) for layer in range(24)]

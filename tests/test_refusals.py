@@ -91,6 +91,18 @@ def a_source_that_is_too_small(scene):
     scene.copier.submit(source.state, scene.target.state, upto=96, after=SYNCED)
 
 
+@case("capacity", "part 'k' of layer 1: 24 units needed, the target has 23")
+def a_target_that_is_too_small_by_one_unit(scene):
+    target = scene.make(LAYOUT, 3, marks=(88,))
+    scene.copier.submit(scene.source.state, target.state, upto=96, after=SYNCED)
+
+
+@case("capacity", "part 'k' of layer 1: 24 units needed, the source has 23")
+def a_source_that_is_too_small_by_one_unit(scene):
+    source = scene.make(LAYOUT, 3, marks=(88,))
+    scene.copier.submit(source.state, scene.target.state, upto=96, after=SYNCED)
+
+
 @case("mark", "mark 0: begin 0, upto -1")
 def a_negative_mark(scene):
     scene.submit(upto=-1)
@@ -204,6 +216,13 @@ def a_bank_that_the_source_has_not(scene):
 @case("bank", "target bank -1 asked")
 def a_negative_bank(scene):
     scene.submit(dst_bank=-1)
+
+
+@case("bank", "target bank 1 asked of group 1, in which no part has banks")
+def a_bank_of_a_group_that_has_none(scene):
+    layout = small_layout(draft=True)
+    source, target = scene.make(layout, 3), scene.make(layout, 4)
+    scene.copier.submit(source.state, target.state, upto=(9, 9), after=SYNCED, dst_bank={"draft": 1})
 
 
 @case(None, "nope")

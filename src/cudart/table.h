@@ -48,6 +48,7 @@
     X(cudaStreamIsCapturing) \
     X(cudaStreamBeginCapture) \
     X(cudaStreamEndCapture) \
+    X(cudaGraphGetNodes) \
     X(cudaGraphDestroy) \
     X(cudaThreadExchangeStreamCaptureMode) \
     X(cudaLaunchHostFunc) \

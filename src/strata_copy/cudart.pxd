@@ -14,6 +14,7 @@ cdef extern from "table.h" nogil:
     ctypedef void *cudaStream_t
     ctypedef void *cudaEvent_t
     ctypedef void *cudaGraph_t
+    ctypedef void *cudaGraphNode_t
     ctypedef int cudaMemcpyKind "enum cudaMemcpyKind"
     ctypedef int cudaDeviceAttr "enum cudaDeviceAttr"
     ctypedef int cudaStreamCaptureStatus "enum cudaStreamCaptureStatus"
@@ -87,6 +88,7 @@ cdef extern from "table.h" nogil:
         cudaError_t (*cudaStreamIsCapturing)(cudaStream_t, cudaStreamCaptureStatus *) noexcept nogil
         cudaError_t (*cudaStreamBeginCapture)(cudaStream_t, cudaStreamCaptureMode) noexcept nogil
         cudaError_t (*cudaStreamEndCapture)(cudaStream_t, cudaGraph_t *) noexcept nogil
+        cudaError_t (*cudaGraphGetNodes)(cudaGraph_t, cudaGraphNode_t *, size_t *) noexcept nogil
         cudaError_t (*cudaGraphDestroy)(cudaGraph_t) noexcept nogil
         cudaError_t (*cudaThreadExchangeStreamCaptureMode)(cudaStreamCaptureMode *) noexcept nogil
         cudaError_t (*cudaLaunchHostFunc)(cudaStream_t, void (*)(void *) noexcept nogil, void *) noexcept nogil
