@@ -23,7 +23,7 @@ from strata_copy.atomics cimport load_i32, load_u64
 from strata_copy.cudart cimport clear, observed, outcome, published, require_runtime
 from strata_copy.lanes cimport MAX_DEVICES, CopierData, the_copier
 from strata_copy.layout cimport MAX_GROUPS, Layout, LayoutData, layout_data
-from strata_copy.opening cimport close_on_thread, open_on_thread
+from strata_copy.opening cimport close_on_thread, end_on_thread, open_on_thread
 from strata_copy.plan cimport (
     MAX_SOURCES, Emission, Extent, PlanData, Units, emit_bundle, emit_end, emit_part, plan_drop, plan_new, units_to_move,
 )
@@ -31,7 +31,7 @@ from strata_copy.raising cimport raise_error
 from strata_copy.states cimport MAX_TICKETS, StateData, check_places, state_drop, state_new
 from strata_copy.submit cimport adopt_plan, submit_plan
 from strata_copy.tickets cimport (
-    end_all, free_all, reset_state, state_users, ticket_look, ticket_poll, ticket_release, ticket_sync, ticket_wait_done, ticket_wait_layer,
+    free_all, reset_state, state_users, ticket_look, ticket_poll, ticket_release, ticket_sync, ticket_wait_done, ticket_wait_layer,
     tickets_finished,
 )
 from strata_copy.values cimport RequestValues, fill_place, fill_request
@@ -301,14 +301,11 @@ cdef class Copier:
     def close(self):
         """Waits for the tickets in flight, then gives everything back. Tickets keep what they last knew. Closing twice is allowed."""
         cdef CopierData *data
-        cdef Error error
         with _opening:
             if self.closed:
                 return
             data = self.data
-            clear(&error)
-            with nogil:
-                end_all(data, &error)
+            end_on_thread(data)
             while self.submitting:      # their tickets have ended, and want to be told so
                 time.sleep(0.0001)
             self._collect()
@@ -444,15 +441,15 @@ cdef class Ticket:
         cdef Error error
         cdef int status = AGAIN
         cdef int64_t slice_ns, left = nanoseconds(timeout)
+        clear(&error)
         self._look()
         while self.status == AGAIN:
             slice_ns = 50000000 if left < 0 or left > 50000000 else left    # so that signals are seen
-            clear(&error)
             with nogil:
                 status = ticket_sync(self.ticket, slice_ns, &error)
             PyErr_CheckSignals()
             self._look()
-            if status == REFUSED and self.status == AGAIN:
+            if status < OK and (not error.restored or self.status == AGAIN):    # of this thread, not of the ticket
                 raise_error(&error)
             if left >= 0:
                 left -= slice_ns
@@ -676,10 +673,8 @@ cdef object as_exception(const Error *error):
 
 cdef int shut(CopierData *data) except -1:
     """Closes a copier that no object owns any more."""
-    cdef Error error
-    clear(&error)
+    end_on_thread(data)
     with nogil:
-        end_all(data, &error)
         free_all(data)
     return close_on_thread(data)
 

@@ -975,7 +975,7 @@ def test_a_fault_for_ever_lasts_until_it_is_cleared():
     event()
 
 
-@pytest.mark.parametrize("sticky", [214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 911])
+@pytest.mark.parametrize("sticky", [214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911])
 def test_a_sticky_error_ends_the_context(sticky):
     s, p, q = stream(), malloc(64), pinned(64)
     view(q, 64)[:] = 1

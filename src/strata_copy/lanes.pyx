@@ -172,8 +172,12 @@ cdef CopierData *copier_open(const int32_t *devices, int32_t n_devices, int32_t 
     if status == OK:
         store_i32(&copier.state, OPEN)
         return copier
+    if status == POISONED:
+        poison_all(copier, error.cuda_code)
     clear(&closing)     # what led here is what is told
     copier_close(copier, &closing)
+    if closing.status == POISONED:
+        error.status = POISONED
     return NULL
 
 
@@ -192,7 +196,11 @@ cdef void copier_close(CopierData *copier, Error *error) noexcept nogil:
     cdef Guard guard
     cdef int32_t d
     cdef bint alive = True
-    guard_enter(&guard, error)
+    cdef int status = guard_enter(&guard, error)
+    if status == POISONED:
+        poison_all(copier, error.cuda_code)
+    elif status != OK:          # what follows has to be done all the same
+        error.status = FAILED
     if copier.devices != NULL:
         for d in range(copier.n_devices):       # the device may still write a ticket's word
             if load_i32(&copier.devices[d].poisoned) != 0:
@@ -205,11 +213,18 @@ cdef void copier_close(CopierData *copier, Error *error) noexcept nogil:
         if alive:       # a dead device is called no more; its objects end with the process
             for d in range(copier.n_devices):
                 free_device(copier, d, &guard, error)
-            if copier.words != NULL:
+            if copier.words != NULL and error.status != POISONED:
                 note(rt.cudaFreeHost(copier.words), "cudaFreeHost", -1, &guard, error)
     guard_leave(&guard, OK, error)
     free_tables(copier)
     store_i32(&copier.state, CLOSED)
+
+
+cdef void poison_all(CopierData *copier, int32_t code) noexcept nogil:
+    cdef int32_t d
+    for d in range(copier.n_devices if copier.devices != NULL else 0):
+        if load_i32(&copier.devices[d].poisoned) == 0:
+            store_i32(&copier.devices[d].poisoned, code)
 
 
 cdef int64_t now() noexcept nogil:
@@ -361,23 +376,25 @@ cdef void free_device(CopierData *copier, int32_t d, const Guard *guard, Error *
         for i in range(copier.layer_events):
             free_event(copier.slots[s].events[d * copier.layer_events + i], device, guard, error)
         free_event(copier.slots[s].done[d], device, guard, error)
-    if device.cells != NULL:
+    if device.cells != NULL and error.status != POISONED:
         note(rt.cudaFree(device.cells), "cudaFree", device.device, guard, error)
 
 
 cdef void free_stream(cudaStream_t stream, const DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
-    if stream != NULL:
+    if stream != NULL and error.status != POISONED:
         note(rt.cudaStreamDestroy(stream), "cudaStreamDestroy", device.device, guard, error)
 
 
 cdef void free_event(cudaEvent_t event, const DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
-    if event != NULL:
+    if event != NULL and error.status != POISONED:
         note(rt.cudaEventDestroy(event), "cudaEventDestroy", device.device, guard, error)
 
 
 cdef void note(int code, const char *call, int32_t device, const Guard *guard, Error *error) noexcept nogil:
-    """Closing goes on past a call that fails; the first one is told."""
-    cdef Error later
+    """Closing goes on past a call that fails, and tells the first one; one that ends the device ends it."""
+    cdef Error failed
     if code != 0:
-        clear(&later)
-        cuda_failed(FAILED, code, call, device, guard, error if error.status == OK else &later)
+        clear(&failed)
+        cuda_failed(FAILED, code, call, device, guard, &failed)
+        if error.status == OK or failed.status == POISONED:
+            error[0] = failed

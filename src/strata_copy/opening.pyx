@@ -1,7 +1,7 @@
 """Opening and closing a copier on a thread of its own.
 
-Both change the current device. On the caller's thread that would have to be put back, and setting a device makes a context on it:
-one that the caller perhaps never wanted.
+Opening changes the current device, and setting a device makes a context on it: one that the caller perhaps never wanted. What a thread
+of ours has as its device, capture mode and last error, nobody has to put back.
 """
 
 import threading
@@ -12,6 +12,7 @@ from strata_copy.abi cimport OK, Error
 from strata_copy.cudart cimport clear
 from strata_copy.lanes cimport MAX_DEVICES, CopierData, copier_close, copier_open
 from strata_copy.raising cimport raise_error
+from strata_copy.tickets cimport end_all
 
 
 cdef CopierData *open_on_thread(const int32_t *devices, int32_t n_devices, int32_t tickets, int32_t layer_events, int64_t chunk,
@@ -26,6 +27,13 @@ cdef CopierData *open_on_thread(const int32_t *devices, int32_t n_devices, int32
     return opening.copier
 
 
+cdef int end_on_thread(CopierData *copier) except -1:
+    cdef OnThread ending = OnThread()
+    ending.copier = copier
+    ending.run(ending.end)
+    return 0
+
+
 cdef int close_on_thread(CopierData *copier) except -1:
     cdef OnThread closing = OnThread()
     closing.copier = copier
@@ -34,7 +42,7 @@ cdef int close_on_thread(CopierData *copier) except -1:
 
 
 cdef class OnThread:
-    """Opens or closes a copier in `run`."""
+    """Opens, ends or closes a copier in `run`."""
 
     cdef CopierData *copier
     cdef int32_t devices[MAX_DEVICES]
@@ -46,6 +54,10 @@ cdef class OnThread:
         with nogil:
             self.copier = copier_open(self.devices, self.n_devices, self.tickets, self.layer_events, self.chunk, self.patience,
                                       &self.error)
+
+    def end(self):
+        with nogil:
+            end_all(self.copier)
 
     def close(self):
         with nogil:

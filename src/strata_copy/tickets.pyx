@@ -12,7 +12,7 @@ from strata_copy.cudart cimport (
     Guard, clear, cudaErrorNotReady, cudaStreamCaptureStatus, cudaStreamCaptureStatusNone, cuda_failed,
     guard_enter, guard_leave, observed, outcome, published, rt,
 )
-from strata_copy.lanes cimport CLOSING, CopierData, DeviceLanes, Slot, cudaEvent_t, device_drain, now, the_tables
+from strata_copy.lanes cimport CLOSING, CopierData, DeviceLanes, Slot, cudaEvent_t, device_drain, now, poison_all, the_tables
 from strata_copy.lanes cimport pthread_mutex_lock, pthread_mutex_unlock
 from strata_copy.plan cimport PlanData, plan_drop
 from strata_copy.states cimport StateData
@@ -55,7 +55,7 @@ cdef int ticket_wait_layer(Ticket ticket, int32_t layer, void *stream, int64_t t
         begin, end = slot.first_event[layer], slot.end_event[layer]
         if begin == end:        # it moved in bundles, or not at all: the first event is behind what the ticket waited for
             begin, end = 0, max(1, slot.bundle_events)
-        status = wait_events(stream, &slot.recorded[begin], end - begin, error)
+        status = wait_events(slot, stream, &slot.recorded[begin], end - begin, error)
     unpin(slot)
     return status
 
@@ -70,7 +70,7 @@ cdef int ticket_wait_done(Ticket ticket, void *stream, int64_t timeout_ns, Error
     status = wait_queued(slot, slot.n_layers + 1, timeout_ns, error)
     for d in range(copier.n_devices):
         if status == OK and slot.taken[d] >= 0:
-            status = wait_events(stream, &slot.done[d], 1, error)
+            status = wait_events(slot, stream, &slot.done[d], 1, error)
     unpin(slot)
     return status
 
@@ -128,6 +128,7 @@ cdef int ticket_sync(Ticket ticket, int64_t timeout_ns, Error *error) noexcept n
     cdef CopierData *copier = the_tables()
     cdef Slot *slot = pin(ticket)
     cdef int64_t began = now(), at = began, ask_at = began
+    cdef int32_t restored
     cdef int status
     if slot == NULL:
         return no_ticket(ticket, error)
@@ -135,6 +136,9 @@ cdef int ticket_sync(Ticket ticket, int64_t timeout_ns, Error *error) noexcept n
         status = slot_status(copier, slot)
         if status == AGAIN and at >= ask_at:
             status = ask(copier, slot, error)
+            if status == AGAIN and error.status == REFUSED:     # CUDA could not be asked
+                unpin(slot)
+                return REFUSED
             ask_at = at + NAP_NS
         at = now()
         if status != AGAIN or (timeout_ns >= 0 and at - began >= timeout_ns):
@@ -144,7 +148,9 @@ cdef int ticket_sync(Ticket ticket, int64_t timeout_ns, Error *error) noexcept n
         else:
             nap()
     if status < OK:
+        restored = error.restored
         error[0] = slot.error
+        error.restored = restored
     unpin(slot)
     return status
 
@@ -234,19 +240,21 @@ cdef int reset_state(StateData *state, Error *error) noexcept nogil:
     return status
 
 
-cdef void end_all(CopierData *copier, Error *error) noexcept nogil:
-    """The lanes are drained, so that the words are set: after this no ticket is in flight but on a dead device, of which error tells."""
+cdef void end_all(CopierData *copier) noexcept nogil:
+    """The lanes are drained, so that the words are set: after this no ticket is in flight but on a dead device, which the closing
+    tells."""
     cdef Guard guard
     cdef Error ignored
     cdef int32_t d
     clear(&ignored)
     pthread_mutex_lock(&copier.lock)
     store_i32(&copier.state, CLOSING)
-    guard_enter(&guard, &ignored)       # where it fails, draining still has to be done
-    for d in range(copier.n_devices):
+    if guard_enter(&guard, &ignored) == POISONED:
+        poison_all(copier, ignored.cuda_code)
+    for d in range(copier.n_devices):           # also where the guard failed otherwise
         if load_i32(&copier.devices[d].poisoned) == 0:
-            device_drain(&copier.devices[d], &guard, error)
-    guard_leave(&guard, OK, error)
+            device_drain(&copier.devices[d], &guard, &ignored)
+    guard_leave(&guard, OK, &ignored)
     sweep(copier)
     pthread_mutex_unlock(&copier.lock)
 
@@ -310,7 +318,7 @@ cdef int wait_queued(Slot *slot, int32_t layers, int64_t timeout_ns, Error *erro
     return OK
 
 
-cdef int wait_events(void *stream, const cudaEvent_t *events, int32_t n, Error *error) noexcept nogil:
+cdef int wait_events(const Slot *slot, void *stream, const cudaEvent_t *events, int32_t n, Error *error) noexcept nogil:
     cdef Guard guard
     cdef int32_t i
     cdef int code
@@ -322,7 +330,17 @@ cdef int wait_events(void *stream, const cudaEvent_t *events, int32_t n, Error *
             code = rt.cudaStreamWaitEvent(stream, events[i], 0)
             if code != 0:
                 status = cuda_failed(REFUSED, code, "cudaStreamWaitEvent", -1, &guard, error)
+    if status == POISONED:
+        poison_devices(the_tables(), slot, error.cuda_code)
     return status
+
+
+cdef void poison_devices(CopierData *copier, const Slot *slot, int32_t code) noexcept nogil:
+    """A sticky code of a call that is about no device: it may be any of the ticket's."""
+    cdef int32_t d
+    for d in range(copier.n_devices):
+        if slot.taken[d] >= 0 and load_i32(&copier.devices[d].poisoned) == 0:
+            store_i32(&copier.devices[d].poisoned, code)
 
 
 cdef inline void nap() noexcept nogil:
@@ -371,10 +389,12 @@ cdef int ask(CopierData *copier, Slot *slot, Error *error) noexcept nogil:
     cdef int code, status
     if load_i32(&slot.status) != AGAIN:
         return slot_status(copier, slot)
-    if guard_enter(&guard, error) != OK:
-        return AGAIN
+    status = guard_enter(&guard, error)
+    if status != OK:        # CUDA was not asked: nothing is known of the ticket
+        if status == POISONED:
+            poison_devices(copier, slot, error.cuda_code)
+        return slot_status(copier, slot)
     slot.asked = now()
-    status = OK
     for d in range(copier.n_devices):
         if slot.taken[d] < 0 or status != OK:
             continue
