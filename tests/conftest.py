@@ -18,7 +18,7 @@ FAULT_PAIRS = pytest.StashKey[set]()
 
 # They say nothing of a GPU, and a machine with one and no network may lack what they need.
 collect_ignore = (
-    ["test_host_runtime.py", "test_layout.py", "test_extents.py"]
+    ["host_runtime/test_host_copies.py", "test_layout.py", "test_extents.py"]
     if importlib.util.find_spec("hypothesis") is None
     else []
 )
