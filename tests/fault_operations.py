@@ -68,9 +68,9 @@ def noise(tag, i, size):
 
 
 class Scene:
-    """Three conversations and an open copier on a host runtime as new, where nothing is executed by itself."""
+    """Three conversations and a copier on a host runtime as new, where nothing is executed by itself."""
 
-    def __init__(self, route):
+    def __init__(self, route, opened):
         host_runtime.configure(devices=2, seed=1)
         source, target, self.devices = ROUTES[route]
         marks = (CAPACITY,)
@@ -82,15 +82,17 @@ class Scene:
         self.after = [sc.Event(self.event), sc.Stream(self.stream)]
         self.wanted = after_copy(self.source, self.target, UPTO)
         self.live = host_runtime.live()
-        self.tickets = []
-        self.open()
+        self.tickets, self.copier = [], None
+        if opened:
+            self.open()
 
     def __enter__(self):
         return self
 
     def __exit__(self, kind, *rest):
         try:
-            self.copier.close()
+            if self.copier is not None:
+                self.copier.close()
         except sc.CopyError:  # that an error ended
             assert kind is not None
 
@@ -146,11 +148,11 @@ class Scene:
 class Operation:
     """`act` is what is done under a fault, after `prepare`.
 
-    routes: on which it is done. moves: it queues copies itself. threaded: CUDA is called in a thread of its own, so
+    routes: on which it is done. opened: with an open copier. moves: it queues copies itself. threaded: CUDA is called in a thread of its own, so
     that the caller's pending error is not seen.
     """
 
-    routes, moves, threaded = tuple(ROUTES), False, False
+    routes, opened, moves, threaded = tuple(ROUTES), True, False, False
 
     def prepare(self, scene):
         pass
@@ -184,10 +186,7 @@ class Operation:
 
 class Open(Operation):
     # It does not know what will be copied: on the devices of all routes.
-    routes, threaded = ("mixed",), True
-
-    def prepare(self, scene):
-        scene.copier.close()
+    routes, opened, threaded = ("mixed",), False, True
 
     def act(self, scene):
         scene.open()

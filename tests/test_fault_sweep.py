@@ -39,7 +39,7 @@ class Fault:
 
 def calls_of(operation, route):
     """How often an operation calls each function that can fail."""
-    with Scene(route) as scene:
+    with Scene(route, operation.opened) as scene:
         operation.prepare(scene)
         operation.arm()
         before = host_runtime.calls()
@@ -106,7 +106,7 @@ def run(operation, name, route, faults, fault_pairs):
     """Tries them all and returns how many (call, code) pairs there were."""
     tried = set()
     for fault in faults:
-        with Scene(route) as scene:
+        with Scene(route, operation.opened) as scene:
             try:
                 try_one(scene, operation, fault)
             except BaseException as wrong:
@@ -173,7 +173,7 @@ def check_mode(fault, error, mode):
 
 def check_dead(scene, fault):
     """Whatever is asked, CUDA is not, and everybody is told."""
-    if scene.copier.closed:
+    if scene.copier is None or scene.copier.closed:
         return
     if fault.restores:  # the operation went well: the library does not know yet
         check_poisoned(lambda: scene.plan.submit(UPTO, after=scene.after))

@@ -78,6 +78,7 @@ const ErrorText &describe(cudaError_t code) {
 
 void count(Function function) {
     Runtime &runtime = Runtime::instance();
+    if (runtime.forked) return;
     const Lock lock(runtime.mutex);
     runtime.state->record.count(function);
 }

@@ -219,3 +219,21 @@ def test_a_destroyed_stream_takes_its_capture_along():
     ok(cuda.cudaStreamBeginCapture(s, GLOBAL))
     ok(cuda.cudaStreamDestroy(s))
     malloc(64)
+
+
+def test_a_pageable_copy_is_no_part_of_a_capture():
+    s, p, block = stream(), malloc(64), pages(1)
+    ok(cuda.cudaStreamBeginCapture(s, RELAXED))
+    copy(p, pinned(64), 64, s)
+    assert status(s) == 1
+    assert cuda.cudaMemcpyAsync(p, block.ctypes.data, 64, ANY_DIRECTION, s) == CAPTURE_UNSUPPORTED
+    assert status(s) == 2
+    assert end_capture(s) == (CAPTURE_INVALIDATED, 0)
+
+
+def test_a_capture_mode_that_is_none_is_refused():
+    mode = ctypes.c_int(3)
+    assert cuda.cudaThreadExchangeStreamCaptureMode(ctypes.addressof(mode)) == INVALID_VALUE
+    assert cuda.cudaThreadExchangeStreamCaptureMode(0) == INVALID_VALUE
+    assert cuda.cudaStreamBeginCapture(stream(), 3) == INVALID_VALUE
+    assert in_mode(RELAXED, lambda: 7) == 7

@@ -173,6 +173,20 @@ def test_the_blocking_copy_is_done_when_it_returns(schedule):
     block[:] = 8
     ok(cuda.cudaMemcpy(a, block.ctypes.data, PAGE, HOST_TO_DEVICE))
     ok(cuda.cudaMemcpy(b, a, PAGE, DEVICE_TO_DEVICE))
-    assert (view(b, PAGE) == 8).all()
-    assert host.log() == [("cudaMemcpy", 0, PAGE)] * 2
+    ok(cuda.cudaMemcpy(block.ctypes.data, b, PAGE, DEVICE_TO_HOST))
+    assert (block == 8).all()
+    assert host.log() == [("cudaMemcpy", 0, PAGE)] * 3
     assert host.live()["streams"] == 0
+
+
+def test_the_blocking_copy_between_devices_does_not_hold_its_caller():
+    host.configure(devices=2, seed=1)
+    a, b = malloc(PAGE), malloc(PAGE)
+    ok(cuda.cudaMemcpy(b, a, PAGE, DEVICE_TO_DEVICE))
+    assert (host.pending(), host.log()) == (1, [])
+    s = stream()
+    ok(cuda.cudaMemsetAsync(b, 1, PAGE, s))
+    found = violations()
+    assert len(found) == 1
+    assert "race: cudaMemsetAsync" in found[0]
+    assert "behind cudaMemcpy call 1" in found[0]

@@ -11,14 +11,17 @@ from host_table import (
     OUT_OF_MEMORY,
     PAGE,
     Gate,
+    copy,
     cuda,
     event,
     in_thread,
     made,
     malloc,
+    mark,
     ok,
     stream,
     view,
+    violations,
 )
 from strata_copy import host_runtime as host
 
@@ -69,6 +72,58 @@ def test_the_current_device_belongs_to_its_thread():
     assert in_thread(lambda: made("cudaGetDevice"))() == 0
     assert cuda.cudaSetDevice(2) == BAD_DEVICE
     assert made("cudaGetDevice") == 1
+
+
+def two_devices():
+    """A stream and an allocation of each."""
+    host.configure(devices=2, seed=1)
+    made_on = []
+    for device in (0, 1):
+        ok(cuda.cudaSetDevice(device))
+        made_on.append((stream(), malloc(64)))
+    ok(cuda.cudaSetDevice(0))
+    return made_on
+
+
+@pytest.mark.parametrize("on", [0, 1])
+def test_a_copy_between_two_devices_arrives_without_peer_access(on):
+    """The driver stages it, on a stream of either side, whatever device is current."""
+    (_, a), (_, b) = sides = two_devices()
+    s = sides[on][0]
+    view(a, 64)[:] = 5
+    copy(b, a, 64, s)
+    assert host.pending() == 1
+    ok(cuda.cudaStreamSynchronize(s))
+    assert (view(b, 64) == 5).all()
+
+
+def test_a_copy_between_two_devices_is_in_the_order_of_its_own_stream_only():
+    (s, a), (t, b) = two_devices()
+    copy(b, a, 64, s)
+    ok(cuda.cudaMemsetAsync(b, 1, 64, t))
+    found = violations()
+    assert len(found) == 1
+    assert found[0].startswith("race: cudaMemsetAsync")
+
+
+def test_a_wait_may_cross_devices():
+    (s, a), (t, b) = two_devices()
+    copy(b, a, 64, s)
+    ok(cuda.cudaStreamWaitEvent(t, mark(s), 0))
+    ok(cuda.cudaMemsetAsync(b, 1, 64, t))
+    ok(cuda.cudaStreamSynchronize(t))
+    assert (view(b, 64) == 1).all()
+
+
+def test_events_and_streams_are_asked_from_any_device():
+    (s, a), _ = two_devices()
+    ok(cuda.cudaMemsetAsync(a, 1, 64, s))
+    e = mark(s)
+    ok(cuda.cudaSetDevice(1))
+    ok(cuda.cudaEventSynchronize(e))
+    ok(cuda.cudaEventQuery(e))
+    ok(cuda.cudaStreamSynchronize(s))
+    ok(cuda.cudaFree(a))
 
 
 def test_devices_describe_themselves():

@@ -12,12 +12,14 @@ from host_table import (
     NOT_SUPPORTED,
     OUT_OF_MEMORY,
     Gate,
+    both_modes,
     copy,
     cuda,
     event,
     in_thread,
     made,
     malloc,
+    mark,
     ok,
     pinned,
     stream,
@@ -107,6 +109,36 @@ def test_a_sticky_error_ends_the_context(sticky):
     assert (view(p, 64) == 0xA5).all()
     host.configure()
     malloc(64)
+
+
+@both_modes
+def test_host_functions_are_not_called_once_the_context_is_dead(schedule):
+    """A flag that only such a function sets never comes then."""
+    host.configure(seed=schedule)
+    s, gated, called = stream(), stream(), []
+    gate = Gate(gated) if schedule is None else None
+    ok(cuda.cudaStreamWaitEvent(s, mark(gated), 0))
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(called.append)
+    ok(cuda.cudaLaunchHostFunc(s, ctypes.cast(function, ctypes.c_void_p).value, 0))
+    host.fail("cudaStreamQuery", 1, ILLEGAL_ADDRESS)
+    assert cuda.cudaStreamQuery(s) == ILLEGAL_ADDRESS
+    if gate:
+        gate.open()
+    assert cuda.cudaStreamSynchronize(s) == ILLEGAL_ADDRESS
+    host.configure()
+    assert called == []
+
+
+def test_a_dead_context_is_dead_for_every_thread_and_device():
+    host.configure(devices=2)
+    s = stream()
+    host.fail("cudaEventQuery", 1, ILLEGAL_ADDRESS)
+    assert cuda.cudaEventQuery(mark(s)) == ILLEGAL_ADDRESS
+
+    def elsewhere():
+        return cuda.cudaSetDevice(1), cuda.cudaStreamQuery(s), cuda.cudaPeekAtLastError()
+
+    assert in_thread(elsewhere)() == (ILLEGAL_ADDRESS,) * 3
 
 
 def test_an_ordinary_error_leaves_the_context_alone():

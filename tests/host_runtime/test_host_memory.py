@@ -1,6 +1,7 @@
 """Memory of the host runtime: limits, kinds, registrations, and what ends before the work that uses it."""
 
 import ctypes
+import mmap
 
 import pytest
 
@@ -32,6 +33,8 @@ from host_table import (
 from strata_copy import host_runtime as host
 
 pytestmark = pytest.mark.host
+
+MAP_NORESERVE = 0x4000
 
 
 def test_allocated_and_registered_memory_share_the_pinned_limit():
@@ -95,6 +98,38 @@ def test_registration_follows_the_rules_of_pinning():
     assert cuda.cudaHostUnregister(pinned(PAGE)) == INVALID_VALUE
     ok(cuda.cudaHostUnregister(start + PAGE))
     assert cuda.cudaHostUnregister(start + PAGE) == NOT_REGISTERED
+
+
+def test_one_call_registers_less_than_512_gib():
+    size = 512 << 30
+    start = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(start))
+    assert cuda.cudaHostRegister(address, size, 0) == OUT_OF_MEMORY
+    ok(cuda.cudaHostRegister(address, size - PAGE, 0))
+    ok(cuda.cudaHostRegister(address + size - PAGE, PAGE, 0))
+
+
+def test_ranges_that_share_a_page_register():
+    start = pages(1).ctypes.data
+    ok(cuda.cudaHostRegister(start, 100, 0))
+    ok(cuda.cudaHostRegister(start + 100, 100, 0))
+    assert cuda.cudaHostRegister(start + 199, 2, 0) == ALREADY_REGISTERED
+
+
+@pytest.mark.parametrize("wrong", ["overlap", "inner pointer", "nothing"])
+def test_what_registering_refuses_stays_pending(wrong):
+    block = pages(2)
+    start = block.ctypes.data
+    ok(cuda.cudaHostRegister(start, PAGE, 0))
+    code = {
+        "overlap": lambda: cuda.cudaHostRegister(start + 8, PAGE, 0),
+        "inner pointer": lambda: cuda.cudaHostUnregister(start + 8),
+        "nothing": lambda: cuda.cudaHostRegister(start + PAGE, 0, 0),
+    }[wrong]()
+    assert code in (ALREADY_REGISTERED, INVALID_VALUE)
+    ok(cuda.cudaHostUnregister(start))
+    assert cuda.cudaPeekAtLastError() == cuda.cudaGetLastError() == code
+    assert cuda.cudaGetLastError() == 0
 
 
 class Attributes(ctypes.Structure):

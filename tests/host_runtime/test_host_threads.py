@@ -40,6 +40,20 @@ def test_several_threads_may_call_at_once(schedule):
     assert set(host.live().values()) == {0}
 
 
+def run_program(program):
+    """What a process of its own prints that runs it, and nothing else."""
+    path = [str(p) for p in sys.path if p]
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}\n{textwrap.dedent(program)}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout
+
+
 EXIT_WITH_WORK = """
     import ctypes, threading
     import numpy as np
@@ -60,14 +74,22 @@ EXIT_WITH_WORK = """
 
 @pytest.mark.parametrize("gate", ["", "gate = t.Gate(gated)"], ids=["copies", "a host function that never ends"])
 def test_the_process_ends_with_work_in_the_queues(gate):
-    program = textwrap.dedent(EXIT_WITH_WORK).format(gate=gate)
-    path = [str(p) for p in sys.path if p]
-    ended = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}\n{program}"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert int(ended.stdout.split()[-1]) > 0
+    assert int(run_program(EXIT_WITH_WORK.format(gate=gate)).split()[-1]) > 0
+
+
+IN_A_FORK = """
+    import os
+    import host_table as t
+
+    s = t.stream()
+    child = os.fork()
+    if child == 0:
+        codes = [t.cuda.cudaSetDevice(0), t.cuda.cudaStreamQuery(s)]
+        codes += [t.cuda.cudaPeekAtLastError(), t.cuda.event_captured(s)]
+        os._exit(0 if codes == [3] * 4 else 1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), t.cuda.cudaStreamQuery(s))
+"""
+
+
+def test_a_forked_child_may_not_call():
+    assert run_program(IN_A_FORK).split() == ["0", "0"]
