@@ -148,8 +148,8 @@ class Scene:
 class Operation:
     """`act` is what is done under a fault, after `prepare`.
 
-    routes: on which it is done. opened: with an open copier. moves: it queues copies itself. threaded: CUDA is called in a thread of its own, so
-    that the caller's pending error is not seen.
+    routes: on which it is done. opened: with an open copier. moves: it queues copies itself. threaded: CUDA is called
+    in a thread of its own, so that the caller's pending error is not seen.
     """
 
     routes, opened, moves, threaded = tuple(ROUTES), True, False, False
