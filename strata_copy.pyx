@@ -23,7 +23,7 @@ from strata_copy.atomics cimport load_i32, load_u64
 from strata_copy.cudart cimport clear, observed, outcome, published, require_runtime
 from strata_copy.lanes cimport MAX_DEVICES, CopierData, the_copier
 from strata_copy.layout cimport MAX_GROUPS, Layout, LayoutData, layout_data
-from strata_copy.opening cimport close_on_thread, end_on_thread, open_on_thread
+from strata_copy.opening cimport close_on_thread, open_on_thread
 from strata_copy.plan cimport (
     MAX_SOURCES, Emission, Extent, PlanData, Units, emit_bundle, emit_end, emit_part, plan_drop, plan_new, units_to_move,
 )
@@ -31,7 +31,7 @@ from strata_copy.raising cimport raise_error
 from strata_copy.states cimport MAX_TICKETS, StateData, check_places, state_drop, state_new
 from strata_copy.submit cimport adopt_plan, submit_plan
 from strata_copy.tickets cimport (
-    free_all, reset_state, state_users, ticket_look, ticket_poll, ticket_release, ticket_sync, ticket_wait_done, ticket_wait_layer,
+    reset_state, state_users, ticket_look, ticket_poll, ticket_release, ticket_sync, ticket_wait_done, ticket_wait_layer,
     tickets_finished,
 )
 from strata_copy.values cimport RequestValues, fill_place, fill_request
@@ -274,7 +274,7 @@ cdef class Copier:
             if the_copier() != NULL:
                 if _owner() is not None:
                     raise RuntimeError("a copier is open in this process: use that one, or close it")
-                shut(the_copier())      # its Copier was dropped without close
+                close_on_thread(the_copier(), None)       # its Copier was dropped without close
             _owner = weakref.ref(self)
             self.data = open_on_thread(ordinals, len(self.devices), tickets, layer_events, chunk, patience)
 
@@ -300,19 +300,15 @@ cdef class Copier:
 
     def close(self):
         """Waits for the tickets in flight, then gives everything back. Tickets keep what they last knew. Closing twice is allowed."""
-        cdef CopierData *data
         with _opening:
-            if self.closed:
-                return
-            data = self.data
-            end_on_thread(data)
-            while self.submitting:      # their tickets have ended, and want to be told so
-                time.sleep(0.0001)
-            self._collect()
-            self.data = NULL
-            with nogil:
-                free_all(data)
-            close_on_thread(data)
+            if not self.closed:
+                close_on_thread(self.data, self._ended)
+
+    def _ended(self):
+        while self.submitting:      # their tickets have ended, and want to be told so
+            time.sleep(0.0001)
+        self._collect()
+        self.data = NULL
 
     def plan(self, source, State target not None):
         """A Plan from `source` to `target`. source: a State, or a dict from each group's name to the State that it comes from.
@@ -669,14 +665,6 @@ cdef object as_exception(const Error *error):
         raise_error(error)
     except Exception as failure:
         return failure
-
-
-cdef int shut(CopierData *data) except -1:
-    """Closes a copier that no object owns any more."""
-    end_on_thread(data)
-    with nogil:
-        free_all(data)
-    return close_on_thread(data)
 
 
 cdef StateData *state_data(State state) except NULL:

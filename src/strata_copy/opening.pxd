@@ -7,6 +7,5 @@ from strata_copy.lanes cimport CopierData
 
 cdef CopierData *open_on_thread(const int32_t *devices, int32_t n_devices, int32_t tickets, int32_t layer_events, int64_t chunk,
                                 int64_t patience) except NULL
-# Before the tickets' slots are freed; afterwards the copier may be closed.
-cdef int end_on_thread(CopierData *copier) except -1
-cdef int close_on_thread(CopierData *copier) except -1
+# Ends the tickets, calls `ended` (or None) while they can still be asked, then gives everything back.
+cdef int close_on_thread(CopierData *copier, object ended) except -1

@@ -7,6 +7,7 @@ import pytest
 from host_table import (
     ANY_DIRECTION,
     BAD_HANDLE,
+    GLOBAL,
     INVALID_VALUE,
     NOT_PERMITTED,
     PAGE,
@@ -213,6 +214,10 @@ def test_default_streams_are_refused_and_reported(legacy):
         cuda.cudaStreamWaitEvent(legacy, e, 0),
         cuda.cudaStreamSynchronize(legacy),
         cuda.cudaLaunchHostFunc(legacy, 1, 0),
+        cuda.cudaStreamQuery(legacy),
+        cuda.cudaStreamBeginCapture(legacy, GLOBAL),
+        cuda.cudaStreamIsCapturing(legacy, p),
+        cuda.cudaStreamDestroy(legacy),
     ]
     assert codes == [BAD_HANDLE] * len(codes)
     found = violations()
