@@ -32,7 +32,7 @@ from strata_copy.raising cimport raise_error
 from strata_copy.states cimport MAX_TICKETS, StateData, check_places, state_drop, state_new
 from strata_copy.submit cimport adopt_plan, submit_plan
 from strata_copy.tickets cimport (
-    end_all, free_all, reset_state, state_users, ticket_look, ticket_poll, ticket_release, ticket_sync, ticket_wait_done, ticket_wait_layer,
+    reset_state, state_users, ticket_look, ticket_poll, ticket_release, ticket_sync, ticket_wait_done, ticket_wait_layer,
     tickets_finished,
 )
 from strata_copy.values cimport RequestValues, fill_place, fill_request, fill_way
@@ -293,7 +293,7 @@ cdef class Copier:
             if the_copier() != NULL:
                 if _owner() is not None:
                     raise RuntimeError("a copier is open in this process: use that one, or close it")
-                shut(the_copier())      # its Copier was dropped without close
+                close_on_thread(the_copier(), None)       # its Copier was dropped without close
             _owner = weakref.ref(self)
             self.data = open_on_thread(&opening)
 
@@ -319,22 +319,15 @@ cdef class Copier:
 
     def close(self):
         """Waits for the tickets in flight, then gives everything back. Tickets keep what they last knew. Closing twice is allowed."""
-        cdef CopierData *data
-        cdef Error error
         with _opening:
-            if self.closed:
-                return
-            data = self.data
-            clear(&error)
-            with nogil:
-                end_all(data, &error)
-            while self.submitting:      # their tickets have ended, and want to be told so
-                time.sleep(0.0001)
-            self._collect()
-            self.data = NULL
-            with nogil:
-                free_all(data)
-            close_on_thread(data)
+            if not self.closed:
+                close_on_thread(self.data, self._ended)
+
+    def _ended(self):
+        while self.submitting:      # their tickets have ended, and want to be told so
+            time.sleep(0.0001)
+        self._collect()
+        self.data = NULL
 
     def plan(self, source, State target not None):
         """A Plan from `source` to `target`. source: a State, or a dict from each group's name to the State that it comes from.
@@ -464,15 +457,15 @@ cdef class Ticket:
         cdef Error error
         cdef int status = AGAIN
         cdef int64_t slice_ns, left = nanoseconds(timeout)
+        clear(&error)
         self._look()
         while self.status == AGAIN:
             slice_ns = 50000000 if left < 0 or left > 50000000 else left    # so that signals are seen
-            clear(&error)
             with nogil:
                 status = ticket_sync(self.ticket, slice_ns, &error)
             PyErr_CheckSignals()
             self._look()
-            if status == REFUSED and self.status == AGAIN:
+            if status < OK and (not error.restored or self.status == AGAIN):    # of this thread, not of the ticket
                 raise_error(&error)
             if left >= 0:
                 left -= slice_ns
@@ -715,16 +708,6 @@ cdef object as_exception(const Error *error):
         raise_error(error)
     except Exception as failure:
         return failure
-
-
-cdef int shut(CopierData *data) except -1:
-    """Closes a copier that no object owns any more."""
-    cdef Error error
-    clear(&error)
-    with nogil:
-        end_all(data, &error)
-        free_all(data)
-    return close_on_thread(data)
 
 
 cdef StateData *state_data(State state) except NULL:

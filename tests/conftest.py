@@ -15,10 +15,11 @@ from looked_at import LookedAt
 from strata_copy import host_runtime, runtime
 
 SHORT_SEEDS, LONG_SEEDS = 20, 200
+FAULT_PAIRS = pytest.StashKey[set]()
 
 # They say nothing of a GPU, and a machine with one and no network may lack what they need.
 collect_ignore = (
-    ["test_host_runtime.py", "test_layout.py", "test_extents.py", "test_any_layout.py"]
+    ["host_runtime/test_host_copies.py", "test_layout.py", "test_extents.py", "test_any_layout.py"]
     if importlib.util.find_spec("hypothesis") is None
     else []
 )
@@ -58,6 +59,13 @@ def pytest_collection_modifyitems(config, items):
     kept = [item for item in items if fits(item)]
     config.hook.pytest_deselected(items=[item for item in items if not fits(item)])
     items[:] = kept
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    pairs = config.stash.get(FAULT_PAIRS, set())
+    if pairs:
+        functions = {function for _, _, function, _, _ in pairs}
+        terminalreporter.write_line(f"fault pairs: {len(pairs)} (functions: {len(functions)})")
 
 
 def pytest_sessionfinish(session):
@@ -108,6 +116,13 @@ def nothing_left_behind(request, opened_runtime):
     assert violations == []
     assert pending == 0
     assert not left_open, "the test left a copier open"
+
+
+@pytest.fixture(scope="session")
+def fault_pairs(pytestconfig):
+    """The calls that were made to fail in this session, each with each code: tuples of operation, route, function,
+    number of the call, code."""
+    return pytestconfig.stash.setdefault(FAULT_PAIRS, set())
 
 
 @pytest.fixture

@@ -230,7 +230,7 @@ def test_a_layer_that_the_ticket_has_not_is_refused(held, consumer, scene, strea
 @pytest.mark.host
 def test_a_layer_that_is_not_queued_yet_is_waited_for_or_said_to_be_late(consumer, memory, stream):
     """Another thread is inside submit, where a full stream holds it; its first layer is queued, its last is not."""
-    from test_host_runtime import Gate
+    from host_table import Gate
 
     growth = sc.Growth.linear()
     layout = sc.Layout(

@@ -1,5 +1,7 @@
 #include "runtime.hpp"
 
+#include <pthread.h>
+
 namespace host_runtime {
 
 namespace {
@@ -25,6 +27,7 @@ void Runtime::configure(const Config &config) {
 }
 
 cudaError_t Runtime::last_error(Function function, bool clear) {
+    if (forked) return cudaErrorInitializationError;
     const Lock lock(mutex);
     ThreadState &thread = enter();
     if (const std::optional<cudaError_t> refusal = admit(function, kNeedsContext, thread)) return *refusal;
@@ -63,7 +66,9 @@ void Runtime::leave(const ThreadState &thread) {
     if (lock.owns_lock() && thread.number > 0 && thread.configuration == state->number) state->races.leave(thread.number);
 }
 
-Runtime::Runtime() : state(std::make_unique<State>(Config{}, 1)) {}
+Runtime::Runtime() : state(std::make_unique<State>(Config{}, 1)) {
+    pthread_atfork(nullptr, nullptr, [] { instance().forked = true; });
+}
 
 ThreadState &Runtime::enter() {
     ThreadState &thread = this_thread();

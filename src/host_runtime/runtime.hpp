@@ -68,6 +68,7 @@ public:
     // error. `body` gets the state, the thread and the lock, and returns the code.
     template <class Body>
     cudaError_t call(Function function, unsigned traits, Body body) {
+        if (forked) return cudaErrorInitializationError;
         let_work(4);
         Lock lock(mutex);
         ThreadState &thread = enter();
@@ -88,6 +89,7 @@ public:
     // The same for what comes from the driver, which leaves no last error.
     template <class Body>
     cudaError_t driver_call(Function function, unsigned traits, Body body) {
+        if (forked) return cudaErrorInitializationError;
         Lock lock(mutex);
         const std::optional<cudaError_t> refusal = admit(function, traits, enter());
         return refusal ? *refusal : body(*state);
@@ -98,7 +100,7 @@ public:
     // What the program's threads do by themselves: `body` gets the state and the thread. Host functions are not looked at.
     template <class Body>
     void by_itself(Body body) {
-        if (!looks_for_races_.load(std::memory_order_acquire)) return;  // a poll may be here: it takes no lock for nothing
+        if (forked || !looks_for_races_.load(std::memory_order_acquire)) return;  // a poll may be here: it takes no lock for nothing
         const Lock lock(mutex);
         const ThreadState &thread = enter();
         if (state->races.on() && !thread.in_host_function) body(*state, thread);
@@ -117,6 +119,8 @@ public:
 
     std::mutex mutex;
     std::unique_ptr<State> state;
+    // This process is a fork of the one that used the runtime. It may not use it, and the lock may be held by a thread that is not here.
+    bool forked = false;
 
 private:
     Runtime();

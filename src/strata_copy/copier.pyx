@@ -10,7 +10,7 @@ from strata_copy.cudart cimport (
     cudaStreamNonBlocking, cuda_failed, guard_enter, guard_leave, outcome, rt,
 )
 from strata_copy.lanes cimport (
-    CELLS, CLOSED, IN_LANE, LANES, MAX_AFTER, OPEN, OUT_LANE, Ring, Slot, SlotDevice, device_drain, pthread_mutex_init,
+    CELLS, CLOSED, IN_LANE, LANES, MAX_AFTER, OPEN, OUT_LANE, Ring, Slot, SlotDevice, device_drain, poison_all, pthread_mutex_init,
 )
 from strata_copy.layout cimport MAX_LAYERS
 from strata_copy.plan cimport Units
@@ -56,8 +56,12 @@ cdef CopierData *copier_open(const Opening *opening, Error *error) noexcept nogi
     if status == OK:
         store_i32(&copier.state, OPEN)
         return copier
+    if status == POISONED:
+        poison_all(copier, error.cuda_code)
     clear(&closing)     # what led here is what is told
     copier_close(copier, &closing)
+    if closing.status == POISONED:
+        error.status = POISONED
     return NULL
 
 
@@ -76,7 +80,11 @@ cdef void copier_close(CopierData *copier, Error *error) noexcept nogil:
     cdef Guard guard
     cdef int32_t d
     cdef bint alive = True
-    guard_enter(&guard, error)
+    cdef int status = guard_enter(&guard, error)
+    if status == POISONED:
+        poison_all(copier, error.cuda_code)
+    elif status != OK:          # what follows has to be done all the same
+        error.status = FAILED
     if copier.devices != NULL:
         for d in range(copier.n_devices):       # the device may still write a ticket's word
             if load_i32(&copier.devices[d].poisoned) != 0:
@@ -89,7 +97,7 @@ cdef void copier_close(CopierData *copier, Error *error) noexcept nogil:
         if alive:       # a dead device is called no more; its objects end with the process
             for d in range(copier.n_devices):
                 free_device(copier, d, &guard, error)
-            if copier.words != NULL:
+            if copier.words != NULL and error.status != POISONED:
                 note(rt.cudaFreeHost(copier.words), "cudaFreeHost", -1, &guard, error)
     guard_leave(&guard, OK, error)
     free_tables(copier)
@@ -262,7 +270,7 @@ cdef void free_device(CopierData *copier, int32_t d, const Guard *guard, Error *
     for i in range(device.ring.slots):
         free_event(device.ring.filled[i], device, guard, error)
         free_event(device.ring.emptied[i], device, guard, error)
-    if device.ring.memory != NULL:
+    if device.ring.memory != NULL and error.status != POISONED:
         note(rt.cudaFree(device.ring.memory), "cudaFree", device.device, guard, error)
     for i in range(MAX_AFTER):
         free_event(device.gates[i], device, guard, error)
@@ -270,23 +278,25 @@ cdef void free_device(CopierData *copier, int32_t d, const Guard *guard, Error *
         for i in range(copier.layer_events):
             free_event(copier.slots[s].events[d * copier.layer_events + i], device, guard, error)
         free_event(copier.slots[s].devices[d].done, device, guard, error)
-    if device.cells != NULL:
+    if device.cells != NULL and error.status != POISONED:
         note(rt.cudaFree(device.cells), "cudaFree", device.device, guard, error)
 
 
 cdef void free_stream(cudaStream_t stream, const DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
-    if stream != NULL:
+    if stream != NULL and error.status != POISONED:
         note(rt.cudaStreamDestroy(stream), "cudaStreamDestroy", device.device, guard, error)
 
 
 cdef void free_event(cudaEvent_t event, const DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
-    if event != NULL:
+    if event != NULL and error.status != POISONED:
         note(rt.cudaEventDestroy(event), "cudaEventDestroy", device.device, guard, error)
 
 
 cdef void note(int code, const char *call, int32_t device, const Guard *guard, Error *error) noexcept nogil:
-    """Closing goes on past a call that fails; the first one is told."""
-    cdef Error later
+    """Closing goes on past a call that fails, and tells the first one; one that ends the device ends it."""
+    cdef Error failed
     if code != 0:
-        clear(&later)
-        cuda_failed(FAILED, code, call, device, guard, error if error.status == OK else &later)
+        clear(&failed)
+        cuda_failed(FAILED, code, call, device, guard, &failed)
+        if error.status == OK or failed.status == POISONED:
+            error[0] = failed

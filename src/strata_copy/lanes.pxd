@@ -162,4 +162,6 @@ cdef int wait_event(const DeviceLanes *device, cudaStream_t stream, cudaEvent_t 
 # Waits until nothing that was queued on a device's lanes runs any more: before a failure is told.
 cdef int device_drain(DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil
 
+# A sticky code of a call that is about no device: it may be any of them.
+cdef void poison_all(CopierData *copier, int32_t code) noexcept nogil
 cdef int64_t now() noexcept nogil

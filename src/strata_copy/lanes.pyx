@@ -5,7 +5,7 @@ from libc.string cimport memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from strata_copy.abi cimport FAILED, OK, POISONED, Error
-from strata_copy.atomics cimport store_i32
+from strata_copy.atomics cimport load_i32, store_i32
 from strata_copy.cudart cimport Guard, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, is_sticky, rt
 from strata_copy.plan cimport Extent
 
@@ -218,6 +218,13 @@ cdef int drain_stream(DeviceLanes *device, cudaStream_t stream, const Guard *gua
         store_i32(&device.poisoned, code)
         return cuda_failed(POISONED, code, "cudaStreamSynchronize", device.device, guard, error)
     return OK
+
+
+cdef void poison_all(CopierData *copier, int32_t code) noexcept nogil:
+    cdef int32_t d
+    for d in range(copier.n_devices if copier.devices != NULL else 0):
+        if load_i32(&copier.devices[d].poisoned) == 0:
+            store_i32(&copier.devices[d].poisoned, code)
 
 
 cdef int64_t now() noexcept nogil:

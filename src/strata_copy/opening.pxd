@@ -5,4 +5,5 @@ from strata_copy.lanes cimport CopierData
 
 
 cdef CopierData *open_on_thread(const Opening *opening) except NULL
-cdef int close_on_thread(CopierData *copier) except -1
+# Ends the tickets, calls `ended` (or None) while they can still be asked, then gives everything back.
+cdef int close_on_thread(CopierData *copier, object ended) except -1

@@ -56,7 +56,7 @@ cdef int state_users(StateData *state) noexcept nogil
 # OK, or REFUSED where there are some.
 cdef int reset_state(StateData *state, Error *error) noexcept nogil
 # Lets no more submits in and holds the caller until no ticket is in flight: before the copier closes.
-cdef void end_all(CopierData *copier, Error *error) noexcept nogil
+cdef void end_all(CopierData *copier) noexcept nogil
 # Frees every slot, released or not, once no thread looks at it any more: the last thing before the copier closes.
 cdef void free_all(CopierData *copier) noexcept nogil
 

@@ -15,7 +15,7 @@ from strata_copy.cudart cimport (
     guard_enter, guard_leave, observed, outcome, published, rt,
 )
 from strata_copy.lanes cimport (
-    CLOSING, LANES, CopierData, DeviceLanes, Slot, SlotDevice, cudaEvent_t, device_drain, now, pthread_cond_broadcast, pthread_cond_t,
+    CLOSING, LANES, CopierData, DeviceLanes, Slot, SlotDevice, cudaEvent_t, device_drain, now, poison_all, pthread_cond_broadcast, pthread_cond_t,
     pthread_cond_timedwait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t, pthread_cond_init,
     pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock,
 )
@@ -140,6 +140,7 @@ cdef int ticket_sync(Ticket ticket, int64_t timeout_ns, Error *error) noexcept n
     cdef CopierData *copier = the_tables()
     cdef Slot *slot = pin(ticket)
     cdef int64_t began = now(), at = began, ask_at = began
+    cdef int32_t restored
     cdef int status
     if slot == NULL:
         return no_ticket(ticket, error)
@@ -150,6 +151,9 @@ cdef int ticket_sync(Ticket ticket, int64_t timeout_ns, Error *error) noexcept n
         status = slot_status(copier, slot)
         if status == AGAIN and at >= ask_at:
             status = ask(copier, slot, error)
+            if status == AGAIN and error.status == REFUSED:     # CUDA could not be asked
+                unpin(slot)
+                return REFUSED
             ask_at = at + NAP_NS
         at = now()
         if status != AGAIN or (timeout_ns >= 0 and at - began >= timeout_ns):
@@ -161,7 +165,9 @@ cdef int ticket_sync(Ticket ticket, int64_t timeout_ns, Error *error) noexcept n
         else:
             nap()
     if status < OK:
+        restored = error.restored
         error[0] = slot.error
+        error.restored = restored
     unpin(slot)
     return status
 
@@ -308,8 +314,9 @@ cdef int reset_state(StateData *state, Error *error) noexcept nogil:
     return status
 
 
-cdef void end_all(CopierData *copier, Error *error) noexcept nogil:
-    """The lanes are drained, so that the words are set: after this no ticket is in flight but on a dead device, of which error tells."""
+cdef void end_all(CopierData *copier) noexcept nogil:
+    """The lanes are drained, so that the words are set: after this no ticket is in flight but on a dead device, which the closing
+    tells."""
     cdef Guard guard
     cdef Error ignored
     cdef int32_t d
@@ -319,11 +326,12 @@ cdef void end_all(CopierData *copier, Error *error) noexcept nogil:
     pthread_mutex_unlock(&copier.lock)
     worker_finish(copier)
     pthread_mutex_lock(&copier.lock)
-    guard_enter(&guard, &ignored)       # where it fails, draining still has to be done
-    for d in range(copier.n_devices):
+    if guard_enter(&guard, &ignored) == POISONED:
+        poison_all(copier, ignored.cuda_code)
+    for d in range(copier.n_devices):           # also where the guard failed otherwise
         if load_i32(&copier.devices[d].poisoned) == 0:
-            device_drain(&copier.devices[d], &guard, error)
-    guard_leave(&guard, OK, error)
+            device_drain(&copier.devices[d], &guard, &ignored)
+    guard_leave(&guard, OK, &ignored)
     sweep(copier)
     pthread_mutex_unlock(&copier.lock)
 
@@ -436,6 +444,8 @@ cdef int wait_layer_events(Slot *slot, int32_t layer, void *stream, Error *error
         if share.used and waits == 0 and status == OK:
             status = stream_waits(stream, events[0] if share.taken > 0 else share.done, &guard, error)
             waits += 1
+    if status == POISONED:
+        poison_devices(copier, slot, error.cuda_code)
     return status
 
 
@@ -449,7 +459,17 @@ cdef int wait_end_events(Slot *slot, void *stream, Error *error) noexcept nogil:
     for d in range(copier.n_devices):
         if status == OK and slot.devices[d].used:
             status = stream_waits(stream, slot.devices[d].done, &guard, error)
+    if status == POISONED:
+        poison_devices(copier, slot, error.cuda_code)
     return status
+
+
+cdef void poison_devices(CopierData *copier, const Slot *slot, int32_t code) noexcept nogil:
+    """A sticky code of a call that is about no device: it may be any of the ticket's."""
+    cdef int32_t d
+    for d in range(copier.n_devices):
+        if slot.devices[d].used and load_i32(&copier.devices[d].poisoned) == 0:
+            store_i32(&copier.devices[d].poisoned, code)
 
 
 cdef int stream_waits(void *stream, cudaEvent_t event, const Guard *guard, Error *error) noexcept nogil:
@@ -513,10 +533,12 @@ cdef int ask(CopierData *copier, Slot *slot, Error *error) noexcept nogil:
     cdef int code, status
     if load_i32(&slot.status) != AGAIN:
         return slot_status(copier, slot)
-    if guard_enter(&guard, error) != OK:
-        return AGAIN
+    status = guard_enter(&guard, error)
+    if status != OK:        # CUDA was not asked: nothing is known of the ticket
+        if status == POISONED:
+            poison_devices(copier, slot, error.cuda_code)
+        return slot_status(copier, slot)
     slot.asked = now()
-    status = OK
     for d in range(copier.n_devices):
         if not slot.devices[d].used or status != OK:
             continue

@@ -16,7 +16,7 @@ from strata_copy.cudart cimport (
     observed, outcome, published, rt,
 )
 from strata_copy.lanes cimport (
-    CLOSED, Budget, CopierData, DeviceLanes, Slot, device_index, lane_stream, now, pthread_cond_broadcast,
+    CLOSED, Budget, CopierData, DeviceLanes, Slot, device_index, lane_stream, now, poison_all, pthread_cond_broadcast,
     pthread_cond_init, pthread_cond_t, pthread_cond_timedwait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t,
     pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock, record, wait_event,
 )
@@ -437,6 +437,7 @@ cdef void worker_close(CopierData *copier, Error *error) noexcept nogil:
     cdef Guard guard
     cdef int32_t i, d
     cdef bint alive = True
+    cdef int status
     if has_thread:
         pthread_mutex_lock(&bell_lock)
         stopping = True
@@ -446,9 +447,13 @@ cdef void worker_close(CopierData *copier, Error *error) noexcept nogil:
         has_thread = False
     elif rt.adopt_worker != NULL:
         rt.adopt_worker(NULL)
+    status = guard_enter(&guard, error)
+    if status == POISONED:
+        poison_all(copier, error.cuda_code)
+    elif status != OK:          # what follows has to be done all the same
+        error.status = FAILED
     for d in range(copier.n_devices):
         alive = alive and load_i32(&copier.devices[d].poisoned) == 0
-    guard_enter(&guard, error)
     for i in range(MAX_JOBS):
         for d in range(copier.n_devices if alive and jobs[i].legs != NULL else 0):
             free_leg(&jobs[i].legs[d], &copier.devices[d], &guard, error)
