@@ -58,6 +58,8 @@ ROOMS = [
     "states",
     "plan",
     "lanes",
+    "staging",
+    "helpers",
     "copier",
     "courses",
     "tickets",

@@ -40,9 +40,10 @@ from strata_copy.worker cimport ticket_cancel
 
 from strata_copy.places import handle, nanoseconds, whole
 
-ROUTE_NAMES = ("local", "out", "in", "ring", "host")
+ROUTE_NAMES = ("local", "out", "in", "ring", "unstage", "stage", "host")
 
-RING_ALIGNMENT = 512        # bytes
+ALIGNMENT = 512        # bytes
+STAGE_CHUNKS = 4
 
 # Held while a copier opens or closes, which let the GIL go. No other lock is taken outside of it.
 _opening = threading.Lock()
@@ -253,7 +254,9 @@ cdef class Copier:
         layer_events: events that a ticket may take on a device, one for each layer and route in it; 128. chunk: bytes after which a long
         copy between device and host leaves a gap for others; 32 MiB. patience: seconds after which CUDA is asked for a ticket whose end
         was not told; 10. window: chunks that a long copy, which a worker thread queues, has ahead on a device; 8. device_memory: bytes on
-        each device for the ring of `ring_slots` chunks through which pinned memory is copied to pinned memory; 32 MiB in 4.
+        each device for the ring of `ring_slots` chunks through which pinned memory is copied to pinned memory; 32 MiB in 4. pinned_memory:
+        bytes of pinned memory for each device for the 4 chunks through which pageable memory is reached; 32 MiB. helpers: threads that
+        copy between these and pageable memory, beside the worker; 7.
 
     Opening makes everything that copies need, so that none of them allocates. It opens the runtime: the CUDA runtime, or what
     STRATA_COPY_RUNTIME says; there is no fallback. Raises RuntimeUnavailable, Refused where something cannot be had, and
@@ -266,7 +269,7 @@ cdef class Copier:
     cdef int submitting         # threads between their call of submit and the Ticket of it; under the GIL
 
     def __init__(self, devices=(0,), *, tickets=64, layer_events=128, chunk=32 << 20, patience=10.0, window=8, device_memory=32 << 20,
-                 ring_slots=4):
+                 ring_slots=4, pinned_memory=32 << 20, helpers=7):
         cdef Opening opening
         if self.data != NULL:
             raise TypeError("a Copier is made once")
@@ -282,9 +285,15 @@ cdef class Copier:
         opening.window = whole("window", window, 1, 1 << 16)
         device_memory, ring_slots = whole("device_memory", device_memory, 0, 1 << 40), whole("ring_slots", ring_slots, 1, MAX_RING)
         opening.ring_slots = ring_slots if device_memory else 0
-        opening.ring_slot_bytes = device_memory // ring_slots // RING_ALIGNMENT * RING_ALIGNMENT
+        opening.ring_slot_bytes = device_memory // ring_slots // ALIGNMENT * ALIGNMENT
         if device_memory and not opening.ring_slot_bytes:
-            raise ValueError(f"device_memory={device_memory} is less than {RING_ALIGNMENT} bytes for each of {ring_slots} slots")
+            raise ValueError(f"device_memory={device_memory} is less than {ALIGNMENT} bytes for each of {ring_slots} slots")
+        pinned_memory = whole("pinned_memory", pinned_memory, 0, 1 << 40)
+        opening.stage_slots = STAGE_CHUNKS if pinned_memory else 0
+        opening.stage_chunk_bytes = pinned_memory // STAGE_CHUNKS // ALIGNMENT * ALIGNMENT
+        opening.helpers = whole("helpers", helpers, 0, 16)
+        if pinned_memory and not opening.stage_chunk_bytes:
+            raise ValueError(f"pinned_memory={pinned_memory} is less than {ALIGNMENT} bytes for each of {STAGE_CHUNKS} chunks")
         for i, device in enumerate(self.devices):
             opening.devices[<int32_t>i] = device
         require_runtime()

@@ -11,7 +11,8 @@ from strata_copy.plan cimport MAX_DEVICES
 cdef struct Opening:
     int32_t devices[MAX_DEVICES]
     int32_t n_devices, tickets, layer_events, window, ring_slots
-    int64_t ring_slot_bytes, chunk, patience
+    int32_t stage_slots, helpers
+    int64_t ring_slot_bytes, stage_chunk_bytes, chunk, patience
 
 
 # The copier if it is open, or NULL. A forked child has none.

@@ -10,7 +10,7 @@ from strata_copy.cudart cimport (
     cudaStreamNonBlocking, cuda_failed, guard_enter, guard_leave, outcome, rt,
 )
 from strata_copy.lanes cimport (
-    CELLS, CLOSED, IN_LANE, LANES, MAX_AFTER, OPEN, OUT_LANE, Ring, Slot, SlotDevice, device_drain, poison_all, pthread_mutex_init,
+    CELLS, CLOSED, IN_LANE, LANES, MAX_AFTER, OPEN, OUT_LANE, Ring, Staging, Slot, SlotDevice, device_drain, poison_all, pthread_mutex_init,
 )
 from strata_copy.layout cimport MAX_LAYERS
 from strata_copy.plan cimport Units
@@ -191,6 +191,8 @@ cdef int make_device(CopierData *copier, int32_t d, const Opening *opening, cons
         status = make_stream(&device.hook, device, guard, error)
     if status == OK:
         status = make_ring(&device.ring, device, opening, guard, error)
+    if status == OK:
+        status = make_staging(&device.staging, device, opening, guard, error)
     for i in range(MAX_AFTER):
         if status == OK:
             status = make_event(&device.gates[i], cudaEventDisableTiming, device, guard, error)
@@ -220,6 +222,26 @@ cdef int make_ring(Ring *ring, const DeviceLanes *device, const Opening *opening
             status = make_event(&ring.filled[i], cudaEventDisableTiming, device, guard, error)
         if status == OK:
             status = make_event(&ring.emptied[i], cudaEventDisableTiming, device, guard, error)
+    return status
+
+
+cdef int make_staging(Staging *staging, const DeviceLanes *device, const Opening *opening, const Guard *guard, Error *error) noexcept nogil:
+    cdef int32_t i
+    cdef int code
+    cdef int status = OK
+    if opening.stage_slots == 0:
+        return OK
+    staging.slots, staging.chunk_bytes = opening.stage_slots, opening.stage_chunk_bytes
+    code = rt.cudaHostAlloc(<void **>&staging.memory, staging.slots * staging.chunk_bytes, cudaHostAllocPortable)
+    if code != 0:
+        staging.memory = NULL
+        error.wanted = staging.slots * staging.chunk_bytes
+        return cuda_failed(REFUSED, code, "cudaHostAlloc", device.device, guard, error)
+    status = make_event(&staging.opened, cudaEventDisableTiming, device, guard, error)
+    for i in range(staging.slots):
+        staging.chunks[i].memory = staging.memory + i * staging.chunk_bytes
+        if status == OK:
+            status = make_event(&staging.chunks[i].event, cudaEventDisableTiming, device, guard, error)
     return status
 
 
@@ -270,6 +292,11 @@ cdef void free_device(CopierData *copier, int32_t d, const Guard *guard, Error *
     for i in range(device.ring.slots):
         free_event(device.ring.filled[i], device, guard, error)
         free_event(device.ring.emptied[i], device, guard, error)
+    free_event(device.staging.opened, device, guard, error)
+    for i in range(device.staging.slots):
+        free_event(device.staging.chunks[i].event, device, guard, error)
+    if device.staging.memory != NULL and error.status != POISONED:
+        note(rt.cudaFreeHost(device.staging.memory), "cudaFreeHost", device.device, guard, error)
     if device.ring.memory != NULL and error.status != POISONED:
         note(rt.cudaFree(device.ring.memory), "cudaFree", device.device, guard, error)
     for i in range(MAX_AFTER):

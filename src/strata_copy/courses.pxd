@@ -14,6 +14,8 @@ from strata_copy.plan cimport Emission, PlanData, Units
 
 cdef enum:
     BUNDLES = -1            # the layer before the first
+    NO_WAY = -1             # of a step: none yet
+    ANY_WAY = 2 * LANES     # lane n through staging is way LANES + n
 
 cdef struct Course:
     CopierData *copier
@@ -29,6 +31,8 @@ cdef struct Course:
     int32_t extent              # extents of the layer that are queued
     int64_t into                # bytes of the next one
     bint entered, started, ended    # the layer was begun; a copy call was made; everything is queued
+    bint staged                 # the ticket has the device's staging
+    int32_t promised            # layers whose events are recorded; told once their bytes are in pageable memory
     # Lanes, as bits:
     uint32_t used               # that this ticket has opened
     uint32_t here, routes       # that have bytes of this layer; the routes of these bytes, as bits likewise
@@ -46,7 +50,7 @@ cdef struct Course:
     Emission emission
     int32_t skip                # extents that an earlier step has queued
     int32_t lane, route         # where extents go; lane -1: none yet
-    int32_t only                # the one lane that the step may use; -1: not chosen; ANY_LANE
+    int32_t only                # the one way that the step may use
 
 
 # Prepares a course on device `d` of a ticket's slot.
@@ -54,7 +58,9 @@ cdef void course_begin(Course *course, CopierData *copier, Slot *slot, int32_t d
                        cudaEvent_t gate) noexcept nogil
 # Goes on until the budget is used up (or, with one_lane, the next bytes are another lane's) or everything is queued.
 cdef int course_go(Course *course, Budget *budget, bint one_lane, const Guard *guard, Error *error) noexcept nogil
-# Ends it where it is: what was queued still runs, and the ticket's end is behind it.
+# Tells the layers anew, after bytes have come to pageable memory.
+cdef void course_tell(Course *course) noexcept nogil
+# Ends it where it is: what was queued still runs, and the ticket's end is behind it. PAUSE while helpers are to copy: again later.
 cdef int course_cut(Course *course, const Guard *guard, Error *error) noexcept nogil
 # The lanes that a plan may use on a device, as bits.
 cdef uint32_t lanes_of_plan(const CopierData *copier, const PlanData *plan, int32_t d) noexcept nogil

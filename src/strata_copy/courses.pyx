@@ -12,9 +12,10 @@ from strata_copy.lanes cimport (
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
-    MAX_DEVICES, ROUTE_IN, ROUTE_LOCAL, ROUTE_OUT, ROUTE_RING, ROUTES, Bundle, Extent, PlanData, Units, emit_bundle, emit_end, emit_part,
-    moves_early,
+    MAX_DEVICES, ROUTE_IN, ROUTE_LOCAL, ROUTE_OUT, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, ROUTES, Bundle, Extent, PlanData, Units,
+    emit_bundle, emit_end, emit_part, moves_early,
 )
+from strata_copy.staging cimport stage_copy, stage_flush, stage_layer, stage_sent, stage_take
 from strata_copy.tickets cimport tell_news
 
 cdef extern from *:
@@ -25,7 +26,6 @@ cdef extern from *:
     int enter_hook "strata_enter_hook"(int by) nogil
 
 cdef enum:
-    ANY_LANE = LANES
     SHARED_BYTES = 8 << 20      # layers share events up to here: 0.15 ms of PCIe
 
 
@@ -43,10 +43,12 @@ cdef int course_go(Course *course, Budget *budget, bint one_lane, const Guard *g
     cdef int32_t n_layers = course.slot.n_layers
     cdef int status = OK
     course.budget, course.guard, course.error = budget, guard, error
-    course.only = -1 if one_lane else ANY_LANE
+    course.only = NO_WAY if one_lane else ANY_WAY
     while budget.layers > 0 and status == OK and not course.ended:
         if course.layer == n_layers:
-            status = queue_end(course)
+            status = send_staged(course)
+            if status == OK:
+                status = queue_end(course)
         elif course.layer == BUNDLES:
             status = queue_bundles(course)
         else:
@@ -67,9 +69,15 @@ cdef int course_cut(Course *course, const Guard *guard, Error *error) noexcept n
     cdef Budget none
     cdef int status = OK
     course.budget, course.guard, course.error = &none, guard, error
-    if course.started:
+    status = send_staged(course)
+    if status == OK and course.started:
         status = record_lanes(course, course.here | course.unmarked)
     return status if status != OK else queue_end(course)
+
+
+cdef void course_tell(Course *course) noexcept nogil:
+    """What is in pageable memory counts only once it is there."""
+    tell_layers(course, course.promised)
 
 
 cdef uint32_t lanes_of_plan(const CopierData *copier, const PlanData *plan, int32_t d) noexcept nogil:
@@ -277,8 +285,11 @@ cdef int64_t layer_bytes(const Course *course, int32_t layer) noexcept nogil:
 
 cdef void tell_layers(Course *course, int32_t queued) noexcept nogil:
     cdef Slot *slot = course.slot
-    cdef int32_t d, least = queued
-    course.share.queued = queued
+    cdef int32_t d, least
+    course.promised = course.share.queued = queued
+    if course.staged and not course.device.staging.inward:
+        course.share.queued = stage_layer(course.device, queued)
+    least = course.share.queued
     for d in range(course.copier.n_devices):
         if slot.devices[d].used:
             least = min(least, slot.devices[d].queued)
@@ -340,9 +351,20 @@ cdef void start_emission(Course *course) noexcept nogil:
 
 
 cdef int end_emission(Course *course) noexcept nogil:
-    """What is pending goes, and what is in the ring."""
+    """What is pending goes, and what is in the ring. A lane's event stands for bytes from pageable memory only once they are on it."""
     cdef int status = emit_end(&course.emission)
-    return status if status != OK else ring_flush(course.copier, course.device, course.guard, course.error)
+    if status == OK:
+        status = ring_flush(course.copier, course.device, course.guard, course.error)
+    return send_staged(course) if status == OK and course.staged and course.device.staging.inward else status
+
+
+cdef int send_staged(Course *course) noexcept nogil:
+    """PAUSE while the helpers have to copy bytes of the ticket."""
+    cdef int status
+    if not course.staged:
+        return OK
+    status = stage_flush(course.device, course.guard, course.error)
+    return status if status != OK or stage_sent(course.device) else PAUSE
 
 
 cdef inline bint nothing_of(const Course *course, int32_t part) noexcept nogil:
@@ -351,7 +373,8 @@ cdef inline bint nothing_of(const Course *course, int32_t part) noexcept nogil:
 
 
 cdef inline int32_t lane_of(int32_t route) noexcept nogil:
-    return OUT_LANE if route == ROUTE_OUT or route == ROUTE_RING else IN_LANE if route == ROUTE_IN else HOST_LANE
+    return (OUT_LANE if route == ROUTE_OUT or route == ROUTE_RING or route == ROUTE_UNSTAGE else
+            IN_LANE if route == ROUTE_IN or route == ROUTE_STAGE else HOST_LANE)
 
 
 cdef int go_to_lane(Course *course, int32_t part) noexcept nogil:
@@ -421,14 +444,20 @@ cdef int wait_before(Course *course, cudaStream_t stream) noexcept nogil:
 
 cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
     cdef Course *course = <Course *>sink
+    cdef bint staged
     cdef int status
     if course.skip > 0:
         course.skip -= 1
         return OK
-    if course.only == -1:
-        course.only = course.lane
-    elif course.only != ANY_LANE and course.only != course.lane:
+    staged = course.route == ROUTE_STAGE or course.route == ROUTE_UNSTAGE
+    if course.only == NO_WAY:
+        course.only = course.lane + (LANES if staged else 0)
+    elif course.only != ANY_WAY and course.only != course.lane + (LANES if staged else 0):
         return PAUSE
+    if staged:
+        status = take_staging(course)
+        if status != OK:
+            return status
     if course.route == ROUTE_RING:
         status = ring_ready(course.device, course.guard, course.error)
         if status != OK:
@@ -444,6 +473,8 @@ cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
     course.routes |= <uint32_t>1 << course.route
     if course.route == ROUTE_RING:
         status = ring_copy(course.copier, course.device, extent, &course.into, course.budget, course.guard, course.error)
+    elif staged:
+        status = stage_copy(course.copier, course.device, extent, &course.into, course.budget, course.layer, course.guard, course.error)
     else:
         status = lane_copy(course.copier, course.device, &course.device.lanes[course.lane], extent, &course.into, course.budget,
                            course.guard, course.error)
@@ -451,6 +482,26 @@ cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
         course.extent += 1
         course.into = 0
     return status
+
+
+cdef int take_staging(Course *course) noexcept nogil:
+    """PAUSE while another ticket has it, or bytes of the other direction are in it."""
+    cdef DeviceLanes *device = course.device
+    cdef bint inward = course.route == ROUTE_STAGE
+    cdef int status
+    if course.staged and device.staging.inward == inward:
+        return OK
+    if course.staged:
+        status = send_staged(course)
+        if status != OK:
+            return status
+    if not stage_take(device, course.slot.ticket, inward):
+        return PAUSE
+    course.staged = True
+    if not inward:
+        return OK
+    # The helpers begin when all is over that the lane waits for.
+    return record(device, device.staging.opened, lane_stream(&device.lanes[IN_LANE]), course.guard, course.error)
 
 
 cdef void touch_target(Slot *slot) noexcept nogil:

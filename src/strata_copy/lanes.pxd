@@ -29,7 +29,11 @@ cdef extern from "pthread.h" nogil:
     int pthread_condattr_setclock(pthread_condattr_t *, int)
     int pthread_cond_init(pthread_cond_t *, const pthread_condattr_t *)
     int pthread_cond_broadcast(pthread_cond_t *)
+    int pthread_cond_wait(pthread_cond_t *, pthread_mutex_t *)
     int pthread_cond_timedwait(pthread_cond_t *, pthread_mutex_t *, const timespec *)
+    ctypedef unsigned long pthread_t
+    int pthread_create(pthread_t *, const void *, void *(*)(void *) noexcept nogil, void *)
+    int pthread_join(pthread_t, void **)
     int pthread_mutex_init(pthread_mutex_t *, void *)
     int pthread_mutex_lock(pthread_mutex_t *)
     int pthread_mutex_trylock(pthread_mutex_t *)
@@ -70,6 +74,33 @@ cdef struct Ring:
     int32_t n
     Extent pieces[RING_PIECES]  # from the slot to where they go
 
+# A chunk of pinned memory between a device and pageable memory (staging.pxd).
+cdef enum:
+    STAGE_FREE
+    STAGE_FILLING       # pieces are being added
+    STAGE_LANE          # a lane copies
+    STAGE_HELPERS       # helpers are to copy
+    STAGE_BUSY          # helpers copy
+    STAGE_COPIED        # helpers have copied
+
+cdef struct StageChunk:
+    char *memory
+    cudaEvent_t event           # behind the lane's half
+    int32_t state, layer, n     # layer: of its first piece
+    bint inward                 # to the device
+    int64_t fill
+    Extent to_chunk[RING_PIECES]
+    Extent from_chunk[RING_PIECES]
+
+cdef struct Staging:
+    char *memory
+    int32_t slots, at           # at: the chunk that is being filled
+    int64_t chunk_bytes
+    uint64_t owner              # the ticket that has it, or 0
+    bint inward, may_read       # to the device; what the ticket waits for is over, as the helpers need it
+    cudaEvent_t opened          # behind what the ticket waits for
+    StageChunk chunks[MAX_RING]
+
 cdef struct DeviceLanes:
     int32_t device
     int32_t poisoned            # atomic; the sticky CUDA error that ended the device
@@ -79,6 +110,7 @@ cdef struct DeviceLanes:
     cudaStream_t hook           # where a request's hook enqueues
     cudaEvent_t gates[MAX_AFTER]    # recorded on the streams that a request waits for
     Ring ring
+    Staging staging
     uint64_t *cells             # on the device: cells[i] == i + 1
 
 # What may be queued before the worker turns to something else.
@@ -155,6 +187,14 @@ cdef int ring_copy(const CopierData *copier, DeviceLanes *device, const Extent *
 cdef int ring_ready(DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil
 # Sends on what the ring's slot holds: before anything else is queued.
 cdef int ring_flush(const CopierData *copier, DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil
+# One piece: that much of an extent, from byte `into` on, as one CUDA call can express; and onto a lane.
+cdef void cut(const Extent *extent, int64_t into, int64_t most, int64_t max_pitch, Extent *piece) noexcept nogil
+cdef int copy_piece(const CopierData *copier, DeviceLanes *device, Lane *lane, const Extent *piece, const Guard *guard,
+                    Error *error) noexcept nogil
+cdef inline void spend(Budget *budget, int64_t *into, int64_t bytes) noexcept nogil:
+    into[0] += bytes
+    budget.bytes -= bytes
+    budget.calls -= 1
 cdef inline cudaStream_t lane_stream(const Lane *lane) noexcept nogil:
     return lane.streams[lane.turn]
 cdef int record(const DeviceLanes *device, cudaEvent_t event, cudaStream_t stream, const Guard *guard, Error *error) noexcept nogil

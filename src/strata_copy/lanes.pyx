@@ -114,13 +114,7 @@ cdef int ring_flush(const CopierData *copier, DeviceLanes *device, const Guard *
     return OK
 
 
-cdef inline void spend(Budget *budget, int64_t *into, int64_t bytes) noexcept nogil:
-    into[0] += bytes
-    budget.bytes -= bytes
-    budget.calls -= 1
-
-
-cdef inline void cut(const Extent *extent, int64_t into, int64_t most, int64_t max_pitch, Extent *piece) noexcept nogil:
+cdef void cut(const Extent *extent, int64_t into, int64_t most, int64_t max_pitch, Extent *piece) noexcept nogil:
     """The next piece of an extent, of at most so many bytes: whole rows where one begins and CUDA can express the pitches, else a part of
     a row."""
     cdef int64_t row = into // extent.width, column = into % extent.width

@@ -41,7 +41,7 @@ cdef class OnThread:
         cdef Error closing
         with nogil:
             self.copier = copier_open(self.opening, &self.error)
-            if self.copier != NULL and worker_open(self.copier, &self.error) != OK:
+            if self.copier != NULL and worker_open(self.copier, self.opening, &self.error) != OK:
                 if self.error.status == POISONED:
                     poison_all(self.copier, self.error.cuda_code)
                 clear(&closing)     # what led here is what is told

@@ -19,6 +19,8 @@ cdef enum Route:
     ROUTE_OUT       # device to host memory
     ROUTE_IN        # host memory to device
     ROUTE_RING      # pinned to pinned, in two hops through chunks on a device
+    ROUTE_UNSTAGE   # device to pageable memory, through pinned chunks
+    ROUTE_STAGE     # pageable memory to a device, likewise
     ROUTE_HOST      # host memory to host memory where one is pageable: the driver copies, and holds the caller
     ROUTES
 

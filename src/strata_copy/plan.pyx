@@ -5,7 +5,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp
 
 from strata_copy.abi cimport (
-    CONST, DEVICE, LINEAR, OK, PINNED, REASON_BANK, REASON_CAPACITY, REASON_GROUP, REASON_LAYOUT, REASON_MARK, REASON_MEMORY,
+    CONST, DEVICE, LINEAR, OK, PAGEABLE, PINNED, REASON_BANK, REASON_CAPACITY, REASON_GROUP, REASON_LAYOUT, REASON_MARK, REASON_MEMORY,
     REASON_REQUEST, REASON_SAME_STATE, REASON_UNSUPPORTED, REFUSED, STATE, Error, Growth, PartSpec, PlaceSpec, Request,
 )
 from strata_copy.atomics cimport add_i64
@@ -343,14 +343,18 @@ cdef int choose_routes(PlanData *plan, const int32_t *source_of_group, Error *er
                 return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d: from device %d to device %d, which is not "
                                "done by this release", layout.parts[i].name, layout.parts[i].layer, from_.device, to.device)
         elif from_.kind == DEVICE:
-            part.route = ROUTE_OUT
+            part.route = ROUTE_UNSTAGE if to.kind == PAGEABLE else ROUTE_OUT
         elif to.kind == DEVICE:
-            part.route = ROUTE_IN
+            part.route = ROUTE_STAGE if from_.kind == PAGEABLE else ROUTE_IN
         else:
             part.route = ROUTE_RING if from_.kind == PINNED and to.kind == PINNED else ROUTE_HOST
             part.device = max(to.device, from_.device)      # -1: the copier's first
         if layout.patch_of[i] >= 0:
             from_ = &part.source.places[layout.patches[layout.patch_of[i]].source_part]
+            if from_.kind == DEVICE and part.route == ROUTE_STAGE:
+                error.part, error.layer = i, layout.parts[i].layer
+                return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d comes from pageable memory, its patch from a "
+                               "device, which is not done by this release", layout.parts[i].name, layout.parts[i].layer)
             if from_.kind == DEVICE and from_.device != part.device:
                 error.part, error.layer, error.wanted, error.found = i, layout.parts[i].layer, part.device, from_.device
                 return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d: its patch comes from device %d, it goes over "

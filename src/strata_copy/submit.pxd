@@ -18,6 +18,7 @@ cdef struct Submission:
     Error *error
     int64_t bytes, chunks, calls    # that move; `chunks` of the busiest device
     uint32_t devices            # those that something moves on, as bits
+    bint staged                 # some of it goes through staging
     bint behind_fed             # it comes behind a ticket that is not queued to its end
 
 

@@ -19,7 +19,7 @@ from strata_copy.lanes cimport (
     CELLS, Budget, CopierData, DeviceLanes, Slot, device_index, now, pthread_mutex_lock, pthread_mutex_unlock, record,
 )
 from strata_copy.layout cimport LayoutData
-from strata_copy.plan cimport MAX_DEVICES, ROUTE_LOCAL, ROUTE_RING, PlanData, Units, note_early, plan_hold, units_to_move
+from strata_copy.plan cimport MAX_DEVICES, ROUTE_LOCAL, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, PlanData, Units, note_early, plan_hold, units_to_move
 from strata_copy.states cimport TICKET_WORDS, StateData
 from strata_copy.tickets cimport QUEUING, give_up, queued_to_end, sweep
 from strata_copy.worker cimport Job, feed, take_job, worker_reserve
@@ -73,7 +73,7 @@ cdef int submit_locked(Submission *s, Ticket *ticket) noexcept nogil:
     s.behind_fed = comes_behind_fed(s)
     if is_fed(s):
         job = take_job(s.copier)
-        if job == NULL or s.request.flags & QUEUE_ALL:
+        if job == NULL or (s.request.flags & QUEUE_ALL and not s.staged):
             return AGAIN
     s.slot = take_slot(s, started)
     if s.slot == NULL:
@@ -125,6 +125,7 @@ cdef int measure(Submission *s) noexcept nogil:
         s.devices |= <uint32_t>1 << d
         size = (units.end - units.first) * layout.parts[i].growth.unit_bytes * layout.parts[i].rep
         calls[d] += layout.parts[i].rep if layout.parts[i].rep > 1 else 1
+        s.staged = s.staged or s.plan.parts[i].route == ROUTE_STAGE or s.plan.parts[i].route == ROUTE_UNSTAGE
         if s.plan.parts[i].route != ROUTE_LOCAL:
             bytes[d] += size
             calls[d] += size // s.copier.chunk
@@ -145,7 +146,7 @@ cdef int measure(Submission *s) noexcept nogil:
 cdef bint is_fed(const Submission *s) noexcept nogil:
     """Whether the worker queues the ticket: where it is long, of low priority or shall keep its distance, where the lanes hold much
     already, and behind a ticket that is not queued to its end."""
-    if s.behind_fed or s.request.flags & FEED:
+    if s.behind_fed or s.staged or s.request.flags & FEED:
         return True
     if s.request.flags & QUEUE_ALL:
         return False
@@ -310,6 +311,12 @@ cdef int adopt_locked(CopierData *copier, PlanData *plan, Error *error) noexcept
             error.part, error.layer, error.device = i, layout.parts[i].layer, plan.parts[i].device
             return outcome(error, REFUSED, REASON_CAPACITY, "part '%s' of layer %d goes from pinned to pinned memory, through a ring on "
                            "device %d; the copier was opened with device_memory=0", layout.parts[i].name, layout.parts[i].layer,
+                           plan.parts[i].device)
+        if ((plan.parts[i].route == ROUTE_STAGE or plan.parts[i].route == ROUTE_UNSTAGE)
+                and copier.devices[plan.parts[i].device_number].staging.slots == 0):
+            error.part, error.layer, error.device = i, layout.parts[i].layer, plan.parts[i].device
+            return outcome(error, REFUSED, REASON_CAPACITY, "part '%s' of layer %d goes between device %d and pageable memory, through "
+                           "pinned chunks; the copier was opened with pinned_memory=0", layout.parts[i].name, layout.parts[i].layer,
                            plan.parts[i].device)
     note_early(plan)
     plan.copier = copier.number

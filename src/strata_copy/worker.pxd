@@ -9,6 +9,7 @@ can begin at once, and by a runtime that decides itself when things run (table.h
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from strata_copy.abi cimport Error, Request, Ticket
+from strata_copy.copier cimport Opening
 from strata_copy.courses cimport Course
 from strata_copy.cudart cimport cudaEvent_t, cudaStream_t
 from strata_copy.lanes cimport CopierData, Slot
@@ -60,7 +61,7 @@ cdef int worker_step() noexcept nogil
 cdef int ticket_cancel(Ticket ticket, Error *error) noexcept nogil
 
 # After the copier is opened and before it is closed; on a thread of its own likewise.
-cdef int worker_open(CopierData *copier, Error *error) noexcept nogil
+cdef int worker_open(CopierData *copier, const Opening *opening, Error *error) noexcept nogil
 cdef void worker_close(CopierData *copier, Error *error) noexcept nogil
 # Holds the caller until no job is left, once no submit comes in any more.
 cdef void worker_finish(CopierData *copier) noexcept nogil

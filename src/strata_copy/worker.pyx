@@ -10,28 +10,26 @@ from strata_copy.abi cimport (
 )
 from strata_copy.atomics cimport add_i64, load_i32, store_i32
 from strata_copy.copier cimport free_event, free_stream, make_event, make_stream, the_tables
-from strata_copy.courses cimport Course, course_begin, course_cut, course_go, in_hook, lanes_of_plan
+from strata_copy.courses cimport Course, course_begin, course_cut, course_go, course_tell, in_hook, lanes_of_plan
 from strata_copy.cudart cimport (
     Guard, clear, cudaErrorNotReady, cudaEventDisableTiming, cudaEvent_t, cuda_failed, guard_enter, guard_leave,
     observed, outcome, published, rt,
 )
 from strata_copy.lanes cimport (
-    CLOSED, Budget, CopierData, DeviceLanes, Slot, device_index, lane_stream, now, poison_all, pthread_cond_broadcast,
+    CLOSED, LANES, PAUSE, Budget, CopierData, DeviceLanes, Slot, StageChunk, device_index, lane_stream, now, poison_all, pthread_cond_broadcast,
     pthread_cond_init, pthread_cond_t, pthread_cond_timedwait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t,
-    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock, record, wait_event,
+    pthread_create, pthread_join,
+    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock, pthread_t, record, wait_event,
 )
+from strata_copy.helpers cimport helpers_close, helpers_copy, helpers_open
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport MAX_DEVICES, Units
+from strata_copy.staging cimport stage_copied, stage_drop, stage_look, stage_next
 from strata_copy.submit cimport Submission
 from strata_copy.tickets cimport (
     QUEUING, cut_short, give_up, nap, no_ticket, of_hook, pin, ran_something, sweep, tell_news, unpin,
 )
 
-
-cdef extern from "pthread.h" nogil:
-    ctypedef unsigned long pthread_t
-    int pthread_create(pthread_t *, const void *, void *(*)(void *) noexcept nogil, void *)
-    int pthread_join(pthread_t, void **)
 
 cdef enum:
     CALLS_OF_A_STEP = 64
@@ -156,11 +154,15 @@ cdef void ring_bell() noexcept nogil:
 
 cdef int worker_step() noexcept nogil:
     cdef CopierData *copier = the_tables()
+    cdef StageChunk *chunk
     cdef int left
     if pthread_mutex_trylock(&copier.lock) != 0:    # a thread that holds it may be the one that steps
         return 1
     left = step(copier)
+    chunk = next_chunk(copier)
     pthread_mutex_unlock(&copier.lock)
+    if chunk != NULL:
+        copy_chunk(copier, chunk)
     return left
 
 
@@ -211,7 +213,8 @@ cdef void step_job(CopierData *copier, Job *job, uint32_t *taken, const Guard *g
     cdef Slot *slot = job.slot
     cdef int status
     if slot.ticket != job.ticket or load_i32(&slot.status) < OK or load_i32(&slot.status) == OK:
-        job.slot = NULL         # it has ended
+        drop_staging(copier, job)       # it has ended
+        job.slot = NULL
         return
     status = check_alive(copier, slot, error)
     if status == OK:
@@ -227,6 +230,7 @@ cdef void step_job(CopierData *copier, Job *job, uint32_t *taken, const Guard *g
                 take_lanes(copier, job, taken)
     if status != OK and load_i32(&slot.status) == QUEUING:
         give_up(copier, slot, status, guard, error)
+        drop_staging(copier, job)
         job.slot = NULL
 
 
@@ -281,8 +285,12 @@ cdef int fill_window(CopierData *copier, Job *job, Leg *leg, const Guard *guard,
             break
         budget.bytes, budget.calls, budget.layers = most, CALLS_OF_A_STEP, 1 << 30
         status = course_go(&leg.course, &budget, True, guard, error)
+        if status == OK and budget.calls == CALLS_OF_A_STEP and not leg.course.ended:
+            break               # it waits for helpers, or for staging that another ticket has
         if status == OK and budget.calls < CALLS_OF_A_STEP:
             job.slot.queued_bytes += most - budget.bytes
+            if leg.course.only >= LANES:        # staging counts by itself
+                continue
             status = put_marker(leg, most - budget.bytes, CALLS_OF_A_STEP - budget.calls, guard, error)
     return status
 
@@ -299,7 +307,7 @@ cdef int cut(CopierData *copier, Job *job, const Guard *guard, Error *error) noe
             status = course_cut(&job.legs[d].course, guard, error)
     if status == OK:
         store_i32(&slot.status, AGAIN)
-    return status
+    return OK if status == PAUSE else status
 
 
 cdef int check_alive(CopierData *copier, Slot *slot, Error *error) noexcept nogil:
@@ -335,6 +343,11 @@ cdef int look(CopierData *copier, Job *job, const Guard *guard, Error *error) no
     cdef int code
     for d in range(copier.n_devices):
         window = &job.legs[d].window
+        if job.slot.devices[d].used and copier.devices[d].staging.owner == job.ticket:
+            code = stage_look(copier, &copier.devices[d], &job.slot.landed, guard, error)
+            if code != OK:
+                return code
+            course_tell(&job.legs[d].course)
         while job.slot.devices[d].used and window.n > 0:
             code = rt.cudaEventQuery(window.events[window.first])
             if code == cudaErrorNotReady:
@@ -352,6 +365,34 @@ cdef int look(CopierData *copier, Job *job, const Guard *guard, Error *error) no
 cdef void forget_markers(Leg *leg) noexcept nogil:
     leg.window.first = leg.window.n = leg.window.calls_ahead = 0
     leg.window.bytes_ahead = 0
+
+
+# ---- the helpers' half of staging
+
+cdef StageChunk *next_chunk(CopierData *copier) noexcept nogil:
+    cdef StageChunk *chunk
+    cdef int32_t d
+    for d in range(copier.n_devices if load_i32(&copier.state) != CLOSED else 0):
+        chunk = stage_next(&copier.devices[d])
+        if chunk != NULL:
+            return chunk
+    return NULL
+
+
+cdef void copy_chunk(CopierData *copier, StageChunk *chunk) noexcept nogil:
+    """Without the lock: it takes milliseconds. The ticket cannot end meanwhile, for only the worker ends one that it feeds."""
+    cdef bint inward = chunk.inward
+    helpers_copy(&chunk.to_chunk[0] if inward else &chunk.from_chunk[0], chunk.n)
+    pthread_mutex_lock(&copier.lock)
+    stage_copied(chunk)
+    pthread_mutex_unlock(&copier.lock)
+
+
+cdef void drop_staging(CopierData *copier, const Job *job) noexcept nogil:
+    cdef int32_t d
+    for d in range(copier.n_devices):
+        if copier.devices[d].staging.owner == job.ticket:
+            stage_drop(&copier.devices[d])
 
 
 # ---- cancelling
@@ -390,11 +431,16 @@ cdef void *run(void *copier) noexcept nogil:
     cdef timespec until
     cdef int64_t at
     cdef bint stop = False
+    cdef StageChunk *chunk
     cdef int left
     while not stop:
         pthread_mutex_lock(&(<CopierData *>copier).lock)
         left = step(<CopierData *>copier)
+        chunk = next_chunk(<CopierData *>copier)
         pthread_mutex_unlock(&(<CopierData *>copier).lock)
+        if chunk != NULL:
+            copy_chunk(<CopierData *>copier, chunk)
+            continue
         at = now() + (LOOK_NS if left > 0 else IDLE_NS)
         until.tv_sec, until.tv_nsec = at // 1000000000, at % 1000000000
         pthread_mutex_lock(&bell_lock)
@@ -405,7 +451,7 @@ cdef void *run(void *copier) noexcept nogil:
     return NULL
 
 
-cdef int worker_open(CopierData *copier, Error *error) noexcept nogil:
+cdef int worker_open(CopierData *copier, const Opening *opening, Error *error) noexcept nogil:
     global has_thread, stopping
     cdef Guard guard
     cdef int32_t i, d
@@ -429,6 +475,7 @@ cdef int worker_open(CopierData *copier, Error *error) noexcept nogil:
         if pthread_create(&thread, NULL, run, copier) != 0:
             return outcome(error, REFUSED, REASON_MEMORY, "the worker's thread could not be made")
         has_thread = True
+        helpers_open(opening.helpers)
     return OK
 
 
@@ -445,6 +492,7 @@ cdef void worker_close(CopierData *copier, Error *error) noexcept nogil:
         pthread_mutex_unlock(&bell_lock)
         pthread_join(thread, NULL)
         has_thread = False
+        helpers_close()
     elif rt.adopt_worker != NULL:
         rt.adopt_worker(NULL)
     status = guard_enter(&guard, error)
