@@ -257,12 +257,15 @@ cdef int go_on(CopierData *copier, Job *job, const uint32_t *taken, const Guard 
     """Queues on each device what its window has room for."""
     cdef Slot *slot = job.slot
     cdef int32_t d, queueing = 0
+    cdef bint clear_way
     cdef int status = OK
     job.started = True
     for d in range(copier.n_devices):
         if not slot.devices[d].used or job.legs[d].course.ended:
             continue
-        if taken[d] & lanes_of_plan(copier, slot.plan, d) == 0 and status == OK:
+        # Who has the staging goes on in any case: an earlier job may wait for it.
+        clear_way = taken[d] & lanes_of_plan(copier, slot.plan, d) == 0 or copier.devices[d].staging.owner == job.ticket
+        if clear_way and status == OK:
             status = fill_window(copier, job, &job.legs[d], guard, error)
         queueing += not job.legs[d].course.ended
     if status == OK and queueing == 0:
