@@ -283,6 +283,8 @@ def _regions(layout: Layout, capacity: tuple[int, ...], guard: int) -> tuple[lis
     """The regions, and the bytes of the allocation."""
     regions, end = [], 0
     for part in layout.parts:
+        if part.growth.rule == "window":
+            raise ValueError(f"part {part.name!r} of layer {part.layer} is a window: the rig has none")
         units = _units(part.growth, capacity)
         regions.append(Region(_aligned(end + guard), units, units * part.unit_bytes * part.rep))
         end = regions[-1].offset + regions[-1].bytes
