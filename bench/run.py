@@ -31,7 +31,12 @@ RESULTS = Path(__file__).resolve().parent / "results"
 @click.argument("benches", nargs=-1, type=click.Choice(list(BENCHES)))
 @click.option("--quick", is_flag=True, help="Tiny sizes: shows that everything runs and copies right, not how fast.")
 @click.option("--long/--no-long", default=True, help="Of copies, strata: also 497,051 tokens, if the device has room.")
-@click.option("--tokens", type=click.IntRange(min=1), multiple=True, help="Of strata: a length in int8; may be given several times.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    multiple=True,
+    help="Of strata: a length in int8; may be given several times.",
+)
 @click.option("--out", type=click.Path(path_type=Path), default=RESULTS, help="The folder for one JSON file each.")
 def main(benches: tuple[str, ...], quick: bool, long: bool, tokens: tuple[int, ...], out: Path) -> None:
     """Measures BENCHES, all by default, writes what was found and shows it beside the goals."""

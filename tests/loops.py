@@ -30,8 +30,12 @@ def build(folder):
     paths = [str(Path(sc.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     made = subprocess.run(
         [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "-j2"],
-        cwd=folder, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
     assert made.returncode == 0, made.stdout + made.stderr
     sys.path.insert(0, str(folder))
     try:

@@ -9,7 +9,7 @@ import strata_copy as sc
 from fixtures import SYNCED, after_copy, differences, untouched
 
 last = sc.Growth.last
-# Families of models: growth, and how far a ring reaches beyond the window (speculation), None where none lies in a ring.
+# Families of models: growth, and how far a ring reaches beyond the window, None where none lies in a ring.
 FAMILIES = {
     "sliding window": (last(12), 6),
     "sliding window in pages": (last(11, 4, ceil=True), 1),
@@ -113,7 +113,7 @@ def test_a_window_that_does_not_fit_its_ring_is_refused(copier, memory):
 
 
 def test_windows_move_through_any_chain_of_copies(copier, memory, seed):
-    """Between two rings and dense memory, at random lengths: what a family's last copy leaves is what the reference says."""
+    """Between two rings and dense memory, at random lengths."""
     rng = random.Random(seed)
     growth, beyond = FAMILIES[rng.choice([name for name in FAMILIES if FAMILIES[name][1] is not None])]
     shape, ring = layout(growth), ring_units(growth, beyond)

@@ -18,7 +18,7 @@ def units(layout: Layout, i: int, marks: tuple[int, int]) -> int:
 
 
 def save_runs(source: State, target: State, marks: tuple[int, int]) -> np.ndarray:
-    """The arrays in the order of the save path, as bench/strata/save.h takes them: running state, layers, the spare rows."""
+    """The arrays in the order of the save path, as save.h takes them: running state, layers, the spare rows."""
     layout, found, last = source.layout, [], []
     for i, part in enumerate(layout.parts):
         n = units(layout, i, marks) * part.unit_bytes
@@ -52,8 +52,9 @@ def spoil(target: State, stream: int) -> None:
     runtime.stream_synchronize(stream)
 
 
-def wrong(name: str, source: State, target: State, marks: tuple[int, int], bank: State | None = None) -> list[str]:
-    """The parts in which a target that was spoiled is not what a copy must leave: the source's units, the patch, and nothing behind."""
+def wrong(name: str, source: State, target: State, marks: tuple[int, int]) -> list[str]:
+    """The parts in which a target that was spoiled is not what a copy must leave: the source's units, the patch, and
+    nothing behind."""
     layout, found = source.layout, []
     dead_of = {layout.index(p.layer, p.part): layout.index(p.layer, p.source) for p in layout.patches}
     for i, part in enumerate(layout.parts):

@@ -1,4 +1,4 @@
-"""A conversation into a slot and back, as an engine does it today and by strata_copy, at the lengths that its users reported."""
+"""A conversation into a slot and back, as an engine does it today and by strata_copy, at its users' lengths."""
 
 import sys
 from collections.abc import Sequence
@@ -26,7 +26,9 @@ def run(setting: Setting, long: bool = True, tokens: Sequence[int] = ()) -> Resu
     lengths = sorted(tokens) or list(QUICK if setting.quick else TOKENS)
     longest = [QUICK_LONG if setting.quick else LONG] if long else []
     repetitions = 2 if setting.quick else 7
-    result = Result("strata", {"tokens": lengths, "long": longest, "draft": "ring", "repetitions": repetitions, "warm_up": 1})
+    result = Result(
+        "strata", {"tokens": lengths, "long": longest, "draft": "ring", "repetitions": repetitions, "warm_up": 1}
+    )
     setting.ceilings.measure()
     timed = []
     for mode in (0, 1):
@@ -51,16 +53,20 @@ def fits(setting: Setting, format: str, mode: int, tokens: int) -> bool:
 
 
 class Table:
-    """All lengths in one format and mode: a main session and a slot, of which the main session reads on from length to length."""
+    """All lengths in one format and mode: a main session, which reads on from length to length, and a slot."""
 
-    def __init__(self, setting: Setting, result: Result, format: str, mode: int, lengths: Sequence[int], repetitions: int) -> None:
+    def __init__(
+        self, setting: Setting, result: Result, format: str, mode: int, lengths: Sequence[int], repetitions: int
+    ) -> None:
         self.setting, self.result, self.lengths, self.repetitions = setting, result, lengths, repetitions
         self.name = f"{format}, mode {mode}"
         self.way = "h2d" if mode else "d2d"
         model = geometry(setting)
         self.stages = Stage.split(model.layers, [model.layers], [0])
         self.main, self.slot = (
-            Session(model, format, self.stages, capacity=lengths[-1] + 64, mode=mode, draft_mode=2, checkpoints=1, name=name)
+            Session(
+                model, format, self.stages, capacity=lengths[-1] + 64, mode=mode, draft_mode=2, checkpoints=1, name=name
+            )
             for name in ("main", "slot 0")
         )
         self.engine = Engine(self.main, [self.slot], setting.copier, log=lambda line: None)
@@ -81,7 +87,7 @@ class Table:
         return self.timed
 
     def into_and_back(self, tokens: int) -> None:
-        """Off and on. Before each case the target is spoiled, which touches its memory; behind it every byte is compared."""
+        """Off and on. Before a case the target is spoiled, which touches its memory; behind it bytes are compared."""
         for direction, source, target in (("into slot", self.main, self.slot), ("back", self.slot, self.main)):
             for way, direct in (("off", False), ("on", True)):
                 name = f"{self.name}, {tokens} tokens, {direction}, {way}"

@@ -18,8 +18,9 @@ class Growth:
     q: tokens in a unit. ceil: a partly filled last unit exists. extra: units after the last, where the mark is above 0.
     shift: tokens added to the mark. settle: units that change together (0: an append may change any).
     window, sinks, lo, lo_mark: of rule "window": it begins `window` tokens before the mark ("last"), at a multiple of
-        `window` ("chunk") or at another mark ("mark"); the first `sinks` units stay. cp_size, cp_rank, cp_interleave: the share of one rank of a context
-        that is split over cp_size ranks in runs of cp_interleave tokens.
+        `window` ("chunk") or at another mark ("mark"); the first `sinks` units stay.
+    cp_size, cp_rank, cp_interleave: the share of one rank of a context that is split over cp_size ranks in runs of
+        cp_interleave tokens.
     """
 
     rule: str

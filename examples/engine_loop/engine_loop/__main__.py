@@ -12,7 +12,9 @@ TINY = Geometry(layers=8, head_dim=64, gdn=3060, ple=360, key=64)
 @click.option("--tokens", default=8_700, show_default=True, help="Length of the conversation.")
 @click.option("--format", "format", type=click.Choice(FORMATS), default="int8", show_default=True)
 @click.option("--mode", type=click.IntRange(0, 1), default=0, show_default=True, help="K/V on the device, or streamed.")
-@click.option("--draft", type=click.Choice(["0", "2", "none"]), default="2", show_default=True, help="Mode of the draft.")
+@click.option(
+    "--draft", type=click.Choice(["0", "2", "none"]), default="2", show_default=True, help="Mode of the draft."
+)
 @click.option("--devices", default=1, show_default=True, help="One stage on each.")
 @click.option("--tiny", is_flag=True, help="A model of 8 small layers.")
 def main(tokens: int, format: str, mode: int, draft: str, devices: int, tiny: bool) -> None:

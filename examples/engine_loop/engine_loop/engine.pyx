@@ -19,7 +19,7 @@ from engine_loop.save_path cimport Save, images_at_once, keep_running, save_and_
 from engine_loop.session cimport (
     MAX_STAGES, Landing, Session, SessionData, forget, landed, raise_error, take_ids, write_spare_row,
 )
-from engine_loop.session import Checkpoint, Failed, Refused, current
+from engine_loop.session import Checkpoint, Refused, current
 
 SWITCH = "STRATA_SLOT_COPY_DIRECT"
 PROBE_BYTES = 256 << 20

@@ -94,7 +94,9 @@ def indexer_parts(geometry: Geometry, layer: int) -> list[sc.Part]:
     """
     state = sc.Growth.state()
     return [
-        sc.Part(name="pooled", layer=layer, unit_bytes=geometry.key, growth=sc.Growth.linear(PAGE, extra=1), group="kv"),
+        sc.Part(
+            name="pooled", layer=layer, unit_bytes=geometry.key, growth=sc.Growth.linear(PAGE, extra=1), group="kv"
+        ),
         sc.Part(name="idx_dead", layer=layer, unit_bytes=geometry.key, growth=sc.Growth.const(), group="kv"),
         sc.Part(name="idx_tail", layer=layer, unit_bytes=3 * geometry.key, growth=state, group="running"),
         sc.Part(name="idx_block_pos", layer=layer, unit_bytes=4, growth=state, group="running"),
