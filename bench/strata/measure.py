@@ -1,5 +1,6 @@
 """A conversation into a slot and back, as an engine does it today and by strata_copy, at its users' lengths."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ def run(setting: Setting, long: bool = True, tokens: Sequence[int] = ()) -> Resu
     """tokens: lengths in int8, by default TOKENS. long: also LONG in k8v4."""
     lengths = sorted(tokens) or list(QUICK if setting.quick else TOKENS)
     longest = [QUICK_LONG if setting.quick else LONG] if long else []
-    repetitions = 2 if setting.quick else 7
+    repetitions = {"off": 2, "on": 2} if setting.quick else {"off": 3, "on": 9}
     result = Result(
         "strata", {"tokens": lengths, "long": longest, "draft": "ring", "repetitions": repetitions, "warm_up": 1}
     )
@@ -46,17 +47,18 @@ def geometry(setting: Setting) -> Geometry:
 
 
 def fits(setting: Setting, format: str, mode: int, tokens: int) -> bool:
-    """Two sessions beside what the benchmarks hold already; the draft and the indexer count as a fifth."""
-    if setting.quick or mode == 1:
+    """Whether two sessions have room, of which draft and indexer are a fifth, beside what is held already."""
+    if setting.quick:
         return True
-    return 2.4 * tokens * (12_672 if format == "int8" else 9_792) < runtime.memory_info()[0]
+    free = runtime.memory_info()[0] if mode == 0 else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 2.4 * tokens * (12_672 if format == "int8" else 9_792) < free
 
 
 class Table:
     """All lengths in one format and mode: a main session, which reads on from length to length, and a slot."""
 
     def __init__(
-        self, setting: Setting, result: Result, format: str, mode: int, lengths: Sequence[int], repetitions: int
+        self, setting: Setting, result: Result, format: str, mode: int, lengths: Sequence[int], repetitions: dict
     ) -> None:
         self.setting, self.result, self.lengths, self.repetitions = setting, result, lengths, repetitions
         self.name = f"{format}, mode {mode}"
@@ -93,7 +95,7 @@ class Table:
                 name = f"{self.name}, {tokens} tokens, {direction}, {way}"
                 arrays.spoil(target.state, self.setting.streams[0])
                 self.engine.direct = direct
-                copies = [self.copy(direction) for _ in range(1 + self.repetitions)]
+                copies = [self.copy(direction) for _ in range(1 + self.repetitions[way])]
                 self.timed.append((name, copies[0].bytes, self.way, [copied.seconds for copied in copies[1:]]))
                 marks = source.tokens, source.draft_tokens
                 self.result.wrong += arrays.wrong(name, source.state, target.state, marks)
@@ -108,7 +110,7 @@ class Table:
         runs = arrays.save_runs(self.main.state, self.slot.state, (self.main.tokens, self.main.draft_tokens))
         stream, ours, theirs = self.setting.streams[0], [], []
         self.engine.direct = False
-        for i in range(-1, self.repetitions):
+        for i in range(-1, self.repetitions["off"]):
             for side in range(2):  # who goes first changes every time
                 if side ^ (i & 1):
                     ours.append(self.copy("into slot").seconds)

@@ -15,7 +15,7 @@ setup(
                 f"engine_loop.{name}",
                 [f"engine_loop/{name}.pyx"],
                 include_dirs=[strata_copy.get_include()],
-                extra_compile_args=["-O3"],
+                depends=[f"{strata_copy.get_include()}/strata_copy.h"],
             )
             for name in MODULES
         ],
