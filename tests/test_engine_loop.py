@@ -4,6 +4,8 @@ every length; nothing is written where it refuses; a failed copy takes nothing b
 import itertools
 import random
 import re
+import threading
+import time
 from functools import partial
 
 import pytest
@@ -195,6 +197,10 @@ def test_a_rewound_session_goes_on_as_from_its_checkpoint(pair, direct):
     check(lambda: engine.copy_to_slot(0, main.ids), main, slot, (41, 41))
     main.append(8, 5)
     assert main.tokens == 46
+    checkpoint = engine.checkpoint(slot)
+    slot.append(9, 7)
+    engine.rewind(slot, checkpoint)
+    check(lambda: engine.copy_from_slot(0, slot.ids), slot, main, (41, 41))
 
 
 # ---- refusals
@@ -286,6 +292,32 @@ def test_a_slot_that_was_written_by_others_since_is_refused(pair, package):
     slot.state.reset()  # a new generation
     with pytest.raises(package.Refused, match="generation"):
         engine.copy_from_slot(0, slot.ids)
+
+
+@pytest.mark.host
+def test_a_session_that_another_thread_changes_meanwhile_is_refused(pair, package):
+    """While the save path waits for the session's stream. The other thread changes it until the copy has ended."""
+    engine, main, _ = pair(False)
+    main.clear()
+    big, stop = runtime.malloc(64 << 20), threading.Event()
+    for _ in range(10):
+        runtime.memset_async(big, 1, 64 << 20, main.stages[0].stream)
+
+    def change():
+        while not stop.is_set():
+            main.clear()
+            time.sleep(0)
+
+    other = threading.Thread(target=change)
+    other.start()
+    try:
+        with pytest.raises(package.Refused, match="main was changed meanwhile"):
+            engine.copy_to_slot(0, [])
+    finally:
+        stop.set()
+        other.join()
+        runtime.stream_synchronize(main.stages[0].stream)
+        runtime.free(big)
 
 
 # ---- failures

@@ -53,7 +53,7 @@ cdef class Engine:
     cdef object _plans, _streams
     cdef int64_t _serial
     cdef void *_copy_streams[MAX_STAGES]
-    cdef uint64_t *_admitted            # the generation of each slot's state since it took its conversation
+    cdef uint64_t *_expected            # the generation that each slot's state has by this engine's own copies
 
     def __init__(self, Session main, slots, copier=None, *, direct=None, host_memory=None, log=print):
         self.main, self.slots, self.copier, self.log = main, list(slots), copier, log
@@ -66,8 +66,8 @@ cdef class Engine:
             difference = main.layout.difference((<Session?>slot).layout)
             if difference:
                 raise Refused(f"{slot.name} and {main.name} differ in {difference}")
-        self._admitted = <uint64_t *>calloc(len(self.slots) + 1, sizeof(uint64_t))
-        if self._admitted == NULL:
+        self._expected = <uint64_t *>calloc(len(self.slots) + 1, sizeof(uint64_t))
+        if self._expected == NULL:
             raise MemoryError
         for k, stage in enumerate(main.stages):
             with current(stage.device):
@@ -81,7 +81,7 @@ cdef class Engine:
                 self._plans[session, "rewind"] = copier.plan(session.checkpoints, session.state)
 
     def __dealloc__(self):
-        free(self._admitted)
+        free(self._expected)
 
     def _make_plans(self, slot):
         """Once for each pair: addresses never change. With a checkpoint the running state comes from another state than the rows."""
@@ -109,8 +109,6 @@ cdef class Engine:
         cdef Session slot = self._slot(b)
         self._check_prompt(self.main, self.main.data.n_ids, prompt, True)
         copied = self._copy(self.main, slot, self.main.data.n_ids, self.main.data.n_draft, None, draft, request, 0)
-        if self.direct:
-            self._admitted[<int32_t>b] = sc.generation(sc.state_of(slot.state))
         self._say(f"slot {b} takes {copied.tokens} tokens", copied, slot)
         return copied
 
@@ -127,7 +125,7 @@ cdef class Engine:
             self._check_checkpoint(slot, at)
         tokens, drafted = (slot.data.n_ids, slot.data.n_draft) if at is None else (at.tokens, at.draft)
         self._check_prompt(slot, tokens, prompt, False)
-        copied = self._copy(slot, self.main, tokens, drafted, at, draft, 0, self._admitted[<int32_t>b] if self.direct else 0)
+        copied = self._copy(slot, self.main, tokens, drafted, at, draft, 0, self._expected[<int32_t>b] if self.direct else 0)
         self._say(f"slot {b} gave back {copied.tokens} tokens", copied, slot)
         return copied
 
@@ -224,6 +222,7 @@ cdef class Engine:
             forget(&target.data)        # half written: the prompt has to be read again
         if status != sc.REFUSED:
             target.taken.clear()
+            self._note(target)
         if status != sc.OK:
             raise_error(&error)
         bytes = source.layout.bytes_at((marks[0], marks[1]))
@@ -239,6 +238,7 @@ cdef class Engine:
         m.plan = sc.plan_of(self._plans[(source, target) if bank < 0 else (source, target, "at")])
         m.to_state, m.source, m.target, m.marks = sc.state_of(target.state), &source.data, &target.data, marks
         m.src_bank = banks if bank >= 0 else NULL
+        # Every source would be asked for its generation, and the checkpoints have one of their own.
         m.groups, m.generation, m.error = KV | RUNNING | (DRAFT if draft else 0), generation if bank < 0 else 0, error
         with nogil:
             status = move(&m)
@@ -294,8 +294,15 @@ cdef class Engine:
                         status = keep_running(&session.data, k, bank, keep, self._copy_streams[k], &error)
         if status != sc.OK and status != sc.REFUSED and not keep:
             forget(&session.data)
+        self._note(session)
         if status != sc.OK:
             raise_error(&error)
+        return 0
+
+    cdef int _note(self, Session session) except -1:
+        """What this engine last did to a slot is what it expects to find there."""
+        if session in self.slots:
+            self._expected[<int32_t>self.slots.index(session)] = sc.generation(sc.state_of(session.state))
         return 0
 
     def _burst(self, size_t to, size_t from_, size_t bytes):
