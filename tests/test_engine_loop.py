@@ -352,6 +352,18 @@ def test_a_failed_copy_forgets_its_target_and_the_next_one_is_right(pair, packag
     check(lambda: engine.copy_to_slot(0, main.ids), main, slot, (41, 41))
 
 
+@pytest.mark.host
+@pytest.mark.parametrize("direct", WAYS)
+def test_a_draft_that_cannot_be_pinned_is_resident(loop, direct):
+    one = loop()
+    host_runtime.fail("cudaHostAlloc", 1, 2)
+    main, slot = one.session("main", draft_mode=2), one.session("slot 0", draft_mode=2)
+    assert (main.draft_mode, slot.draft_mode) == (0, 2)
+    main.append(1, 41)
+    engine = one.engine(main, slot, direct=direct)
+    check(lambda: engine.copy_to_slot(0, main.ids), main, slot, (41, 41))
+
+
 # ---- how it is chosen, and what is said
 
 

@@ -6,8 +6,8 @@ the lengths, the groups that move, the bank of a checkpoint, and what the copy h
 
 from libc.stdint cimport int32_t
 
-from engine_loop.cuda cimport noted, refused, stream_done
-from engine_loop.session cimport MAX_STAGES, KvLayer, Landing, StageData, landed
+from engine_loop.cuda cimport cuda, noted, refused, stream_done
+from engine_loop.session cimport MAX_STAGES, Landing, StageData, landed
 
 cdef enum:
     PATIENCE = 2_000_000        # ns that a wait may hold this thread where a layer is not queued yet
@@ -55,21 +55,16 @@ cdef int users(const Move *m, sc.Wait *after) noexcept nogil:
 
 
 cdef int follow(const Move *m, sc.Ticket ticket) noexcept nogil:
-    """Layer by layer: once `wait_layer` is OK, the stage's stream depends on the layer's bytes, and whatever is launched there comes
-    behind them. Here that is residency; an engine launches the layer itself."""
-    cdef const StageData *stage
-    cdef const KvLayer *draft
+    """Lets the stages go on behind the copy, then waits for the end of both."""
     cdef sc.Error how
-    cdef int32_t k, layer
-    cdef int status = sc.OK, ended
+    cdef int before = 0
+    cdef int32_t k
+    cdef int ended, status = noted(cuda.cudaGetDevice(&before), "cudaGetDevice", m.error)
     for k in range(m.target.n_stages):
-        stage = &m.target.stages[k]
-        for layer in range(stage.first, stage.end):
-            if status == sc.OK and m.groups & KV:
-                status = one_layer(m, ticket, layer, stage.device, stage.stream)
-    if status == sc.OK and m.groups & DRAFT:
-        draft = &m.target.kv[m.target.draft]
-        status = one_layer(m, ticket, draft.layer, m.target.stages[draft.stage].device, draft.stream)
+        if status == sc.OK:
+            status = one_stage(m, ticket, k)
+    if noted(cuda.cudaSetDevice(before), "cudaSetDevice", &how) != sc.OK and status == sc.OK:
+        m.error[0], status = how, sc.FAILED
     ended = sc.sync(ticket, -1, &how)           # how the copy itself has ended
     for k in range(m.target.n_stages):
         if status == sc.OK:
@@ -79,6 +74,20 @@ cdef int follow(const Move *m, sc.Ticket ticket) noexcept nogil:
     if ended != sc.OK:
         m.error[0] = how
     return ended if ended != sc.OK else status
+
+
+cdef int one_stage(const Move *m, sc.Ticket ticket, int32_t k) noexcept nogil:
+    """Layer by layer: once `wait_layer` is OK, the stage's stream depends on the layer's bytes, and whatever is launched there comes
+    behind them. Here that is residency; an engine launches the layer itself."""
+    cdef const StageData *stage = &m.target.stages[k]
+    cdef int32_t layer
+    cdef int status = noted(cuda.cudaSetDevice(stage.device), "cudaSetDevice", m.error)
+    for layer in range(stage.first, stage.end):
+        if status == sc.OK and m.groups & KV:
+            status = one_layer(m, ticket, layer, stage.device, stage.stream)
+    if status == sc.OK and m.groups & DRAFT and m.target.kv[m.target.draft].stage == k:
+        status = one_layer(m, ticket, m.target.n_layers, stage.device, m.target.kv[m.target.draft].stream)
+    return status
 
 
 cdef int one_layer(const Move *m, sc.Ticket ticket, int32_t layer, int32_t device, void *stream) noexcept nogil:

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memmove, memset
 
 import numpy as np
 
@@ -79,6 +79,7 @@ cdef class Session:
     """The state of one conversation: a main session or a slot.
 
     stages: from Stage.split. capacity: tokens. mode: 0, K/V on the device; 1, streamed. draft_mode: 0; 2, a ring; None, no draft.
+        Where nothing can be pinned for a ring it is 0.
     resident: cells of a layer that are on the device in modes 1 and 2. checkpoints: how many its running state has room for.
 
     `state` is what strata_copy knows of it; `checkpoints` is another state of the same layout, with the running state alone, in banks.
@@ -282,9 +283,17 @@ cdef class Session:
         kv.layer, kv.stage, kv.mode, kv.n_arrays = layer, number, mode, len(cells)
         kv.stream = <void *><size_t>(self._streams[-1] if draft else stage.stream)
         kv.n_pages = -(-self.data.capacity // PAGE)
-        kv.n_slots = 0 if mode == RESIDENT else min(max(resident // PAGE, 1), kv.n_pages)
         sizes = [PAGE * g.heads * cell for cell in cells.values()]
-        rows = [arena.take(kv.n_pages * size) for size in sizes] if mode == RESIDENT else self._pool(kv.n_pages, sizes, stage)
+        try:
+            rows = None if mode == RESIDENT else self._pool(kv.n_pages, sizes, stage)
+        except runtime.CudaError:
+            if mode != RING:
+                raise
+            runtime.get_last_error()
+            self.draft_mode = kv.mode = mode = RESIDENT
+        if mode == RESIDENT:
+            rows = [arena.take(kv.n_pages * size) for size in sizes]
+        kv.n_slots = 0 if mode == RESIDENT else min(max(resident // PAGE, 1), kv.n_pages)
         pages = [arena.take(kv.n_slots * size) for size in sizes]
         if mode == STREAMED:
             kv.table_bytes, kv.counter_bytes = 4 * (kv.n_pages + kv.n_slots), 4 * (4 * kv.n_slots + 16)
@@ -536,7 +545,7 @@ cdef int bring_pages(KvLayer *kv, int64_t begin, int64_t end, sc.Error *error) n
 # ---- lengths
 
 cdef void take_ids(SessionData *s, const SessionData *source, const int64_t *marks, int64_t request) noexcept nogil:
-    memcpy(s.ids, source.ids, marks[0] * sizeof(int32_t))
+    memmove(s.ids, source.ids, marks[0] * sizeof(int32_t))
     s.n_ids, s.n_draft, s.request = marks[0], marks[1], request
     s.turn += 1
     set_previous(s)
