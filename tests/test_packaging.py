@@ -52,6 +52,16 @@ def wheel(tmp_path_factory):
     return found
 
 
+@pytest.fixture(scope="module")
+def python(wheel, tmp_path_factory):
+    """An interpreter that has the wheel, and what builds a package against it."""
+    folder = tmp_path_factory.mktemp("installed")
+    run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
+    found = folder / "venv" / "bin" / "python"
+    run(found, "-m", "pip", "install", "--quiet", "cython>=3.1", "setuptools>=77", wheel, cwd=folder)
+    return found
+
+
 def test_the_wheel_holds_every_module_with_its_stub_pxd_and_the_header(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert "strata_copy/include/strata_copy.h" in names
@@ -64,10 +74,7 @@ def test_the_wheel_holds_every_module_with_its_stub_pxd_and_the_header(wheel):
     assert not [name for name in names if name.endswith((".c", ".cpp")) or "libcudart" in name]
 
 
-def test_a_project_with_only_the_wheel_cimports(wheel, tmp_path):
-    run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
-    python = tmp_path / "venv" / "bin" / "python"
-    run(python, "-m", "pip", "install", "--quiet", "cython>=3.1", "setuptools>=77", wheel, cwd=tmp_path)
+def test_a_project_with_only_the_wheel_cimports(python, tmp_path):
     (tmp_path / "consumer.pyx").write_text(CONSUMER, encoding="utf-8")
     (tmp_path / "setup.py").write_text(CONSUMER_SETUP, encoding="utf-8")
     run(python, "setup.py", "--quiet", "build_ext", "--inplace", cwd=tmp_path)
@@ -76,13 +83,10 @@ def test_a_project_with_only_the_wheel_cimports(wheel, tmp_path):
     assert "host" in run(python, "-m", "strata_copy", "info", cwd=tmp_path).lower()
 
 
-def test_the_engine_loop_builds_against_the_wheel_and_runs(wheel, tmp_path):
-    run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
-    python = tmp_path / "venv" / "bin" / "python"
+def test_the_engine_loop_builds_against_the_wheel_and_runs(python, tmp_path):
     folder = tmp_path / "engine_loop"
     shutil.copytree(ROOT / "examples" / "engine_loop", folder, ignore=shutil.ignore_patterns("*.so", "build"))
-    run(python, "-m", "pip", "install", "--quiet", "cython>=3.1", "setuptools>=77", wheel, cwd=tmp_path)
-    run(python, "-m", "pip", "install", "--quiet", "--no-build-isolation", folder, cwd=tmp_path)
+    run(python, "-m", "pip", "install", "--quiet", "--no-build-isolation", folder, cwd=tmp_path, CFLAGS="-O0")
     said = run(python, "-m", "engine_loop", "--tiny", "--tokens", "100", cwd=tmp_path, STRATA_COPY_RUNTIME="host")
     assert len(re.findall(r"slot 0 takes 100 tokens \(copied in [\d.]+ ms, [\d.]+ GB/s, \d+% of the device", said)) == 2
     assert said.count("slot 0 gave back 132 tokens") == said.count("slot 0 gave back 100 tokens") == 2
