@@ -26,7 +26,7 @@ def run(setting: Setting, long: bool = True, tokens: Sequence[int] = ()) -> Resu
     """tokens: lengths in int8, by default TOKENS. long: also LONG in k8v4."""
     lengths = sorted(tokens) or list(QUICK if setting.quick else TOKENS)
     longest = [QUICK_LONG if setting.quick else LONG] if long else []
-    repetitions = {"off": 2, "on": 2} if setting.quick else {"off": 3, "on": 9}
+    repetitions = {"off": 2, "on": 2} if setting.quick else {"off": 5, "on": 9}
     result = Result(
         "strata", {"tokens": lengths, "long": longest, "draft": "ring", "repetitions": repetitions, "warm_up": 1}
     )

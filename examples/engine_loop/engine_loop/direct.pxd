@@ -21,7 +21,6 @@ cdef struct Move:
     const int64_t *src_bank     # NULL, or one for each group: checkpoints
     const int64_t *dst_bank
     uint64_t groups, generation     # generation: what the source must still have; 0: any
-    int64_t bytes               # that have moved
     sc.Error *error
 
 cdef int move(Move *m) noexcept nogil

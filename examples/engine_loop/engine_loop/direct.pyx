@@ -19,7 +19,6 @@ cdef int move(Move *m) noexcept nogil:
     cdef sc.Wait after[MAX_STAGES + 2]
     cdef sc.Request request = sc.request_new(m.marks, 2)
     cdef sc.Ticket ticket
-    cdef sc.Progress progress
     cdef int status
     request.groups = m.groups
     request.src_bank, request.dst_bank = m.src_bank, m.dst_bank
@@ -30,9 +29,9 @@ cdef int move(Move *m) noexcept nogil:
         return refused(m.error, "every ticket is in flight", 0, 0)
     if status == sc.OK:
         status = follow(m, ticket)
-        sc.poll(ticket, &progress)
-        m.bytes = progress.bytes_total
         sc.release(&ticket)
+        if status == sc.REFUSED:        # a wait: the bytes are there, but a stage does not stand behind them
+            status = m.error.status = sc.FAILED
     if status < sc.REFUSED:
         sc.reset(m.to_state, NULL)
     return status
