@@ -7,7 +7,7 @@ RUN := $(VENV)/bin
 SOURCES := pyproject.toml setup.py cuda_headers.py strata_copy.pyx $(wildcard include/*.h src/cudart/* src/host_runtime/* \
            src/strata_copy/*.pyx src/strata_copy/*.pxd)
 PYX := strata_copy.pyx $(wildcard src/strata_copy/*.pyx)
-LINTED := $(PYX) $(wildcard src/strata_copy/*.pxd bench/*/*.pyx bench/*/*.pxd tests/consumer/*.pyx)
+LINTED := $(PYX) $(wildcard src/strata_copy/*.pxd bench/*/*.pyx bench/*/*.pxd tests/consumer/*.pyx examples/*/*/*.pyx examples/*/*/*.pxd)
 
 .PHONY: help demo test test-full lint hints gpu clean
 
@@ -30,7 +30,7 @@ lint: $(VENV)/built $(VENV)/linters hints
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check --quiet .
 	$(RUN)/cython-lint $(LINTED)
-	$(RUN)/codespell --skip '.venv,build,*.so,*.json' README.md CONTRIBUTING.md CHANGELOG.md docs src include tests bench strata_copy.pyx
+	$(RUN)/codespell --skip '.venv,build,*.so,*.json' README.md CONTRIBUTING.md CHANGELOG.md docs src include tests bench examples strata_copy.pyx
 	$(RUN)/mypy src/strata_copy
 	$(RUN)/python -m mypy.stubtest strata_copy --allowlist tests/stubtest-allowlist.txt
 
@@ -57,7 +57,8 @@ gpu:
 
 clean:
 	rm -rf build $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
-	find src tests bench -name '*.so' -delete
+	find src tests bench examples -name '*.so' -delete
+	rm -rf examples/engine_loop/build
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

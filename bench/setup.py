@@ -1,6 +1,7 @@
 """Builds the benchmarks' loops against the strata_copy that Python finds: python bench/setup.py build_ext --inplace"""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,15 +18,17 @@ ROOT = BENCH.parent
 PACKAGE = Path(strata_copy.__file__).resolve().parent
 INCLUDE = str(Path(strata_copy.get_include()).resolve())
 os.chdir(BENCH)  # names of modules count from here
+EXAMPLE = ROOT / "examples" / "engine_loop"
 LOOPS = ["common.failure", "common.extents", "common.ceilings", "submit.loops", "copies.loops", "copies.latency"]
-LOOPS += ["neighbour.loops"]
+LOOPS += ["neighbour.loops", "strata.loops"]
+C_SOURCES = {"submit.loops": ["submit/twin.c"], "strata.loops": ["strata/save.c"]}
 
 
 def extension(name: str, *sources: str) -> Extension:
     ext = Extension(
         name,
         [name.replace(".", "/") + ".pyx", *sources],
-        include_dirs=["common", "submit", INCLUDE, str(ROOT / "src" / "cudart")],
+        include_dirs=["common", "submit", "strata", INCLUDE, str(ROOT / "src" / "cudart")],
         # All that describes the library's memory: a loop that was built against other structs would read wrong bytes.
         depends=[
             str(path)
@@ -47,12 +50,16 @@ class BuildExt(build_ext):
         for ext in self.extensions:
             ext.include_dirs.append(include)
         super().build_extensions()
+        # The engine loop is a package of its own, built as any other that cimports strata_copy.
+        paths = os.pathsep.join([str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+        subprocess.run(command, cwd=EXAMPLE, env={**os.environ, "PYTHONPATH": paths}, check=True)
 
 
 setup(
     name="strata_copy_bench",
     py_modules=[],
-    ext_modules=[extension(name, *(["submit/twin.c"] if name == "submit.loops" else [])) for name in LOOPS],
+    ext_modules=[extension(name, *C_SOURCES.get(name, ())) for name in LOOPS],
     cmdclass={"build_ext": BuildExt},
     options={"build": {"build_base": str(ROOT / "build" / "bench")}},
 )

@@ -107,7 +107,7 @@ typedef struct {
     int32_t device, kind;                  /* device of DEVICE memory; for host memory the device whose lanes carry it, or -1 */
     int64_t units, stride;                 /* capacity; bytes from unit to unit, at least unit_bytes */
     int64_t rep_stride, banks, bank_stride; /* bytes from run to run of a unit; snapshot banks of the part */
-    int64_t ring;                          /* 0: dense; rings (C, or -1: rolled to the front) are refused in this release */
+    int64_t ring;                          /* 0: dense; C: unit i, behind the sinks, lies at i mod C; -1: rolled, refused in this release */
     int32_t page_group, reserved;          /* -1: no pages */
     int64_t page_units, page_stride;
 } strata_place;

@@ -16,6 +16,7 @@ from strata_copy import host_runtime, runtime
 
 SHORT_SEEDS, LONG_SEEDS = 20, 200
 FAULT_PAIRS = pytest.StashKey[set]()
+CELLS = pytest.StashKey()
 
 # They say nothing of a GPU, and a machine with one and no network may lack what they need.
 collect_ignore = (
@@ -66,6 +67,14 @@ def pytest_terminal_summary(terminalreporter, config):
     if pairs:
         functions = {function for _, _, function, _, _ in pairs}
         terminalreporter.write_line(f"fault pairs: {len(pairs)} (functions: {len(functions)})")
+    table = config.stash.get(CELLS, {})
+    if table:
+        terminalreporter.section("engine loop: equal to the reference, into a slot, back, and back at a checkpoint")
+    for what in dict.fromkeys(what for what, _ in table):
+        lengths = "; ".join(
+            f"{name} {' '.join(map(str, table.get((what, direct), ())))}" for name, direct in (("off", 0), ("on", 1))
+        )
+        terminalreporter.write_line(f"{what}: {lengths}")
 
 
 def pytest_sessionfinish(session):
@@ -164,6 +173,17 @@ def held():
     made = Held()
     yield made
     made.free()
+
+
+@pytest.fixture
+def cells(request):
+    """Notes a cell of the engine loop's table, which the summary lists: what it is, the way, the length."""
+
+    def passed(what, direct, length):
+        table = request.config.stash.setdefault(CELLS, {})
+        table.setdefault((what, direct), []).append(length)
+
+    return passed
 
 
 @pytest.fixture

@@ -132,7 +132,9 @@ class Memory:
         fields, sizes = [], []
         for i, part in enumerate(layout.parts):
             fields.append({"kind": where, "device": device} if isinstance(where, str) else dict(where(i, part)))
-            fields[i].setdefault("units", reference.units_at(part.growth, marks) + (part.growth.rule == "linear"))
+            fields[i].setdefault(
+                "units", reference.units_at(part.growth, marks) + (part.growth.rule in ("linear", "window"))
+            )
             fields[i].setdefault("kind", "device")
             fields[i].setdefault("device", device)
             size = 2 * GUARD + reference.span(sc.Place(base=0, **fields[i]), part)

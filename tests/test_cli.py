@@ -105,6 +105,27 @@ def test_the_demo_prints_a_table_with_the_draft():
     assert [(line[0], line[1], line[-1]) for line in lines] == [("8", "main->slot", "yes"), ("8", "slot->main", "yes")]
 
 
+@pytest.mark.parametrize("mode", ["1", "2"])
+def test_the_demo_streams_the_kv(mode):
+    done = strata_copy("demo", "--tokens", "80", "--draft", "--mode", mode, "--json", STRATA_COPY_RUNTIME=KIND)
+    rows = json.loads(ended_well(done))
+    assert [(row["mode"], row["verified"]) for row in rows] == [(int(mode), True)] * 2
+
+
+def test_the_modes_of_the_demo_say_where_the_kv_is():
+    layout = presets.qwen3_8_flash_next("int8", draft=True)
+    names = {"k", "v", "k_scale", "v_scale"}
+    for mode, layers in ((0, ()), (1, (*presets.QWEN3_8_ATTENTION, 48)), (2, (48,))):
+        pinned = {(part.layer, part.name) for part in layout.parts if cli.kind_of(mode)(part) == "pinned"}
+        assert pinned == {(layer, name) for layer in layers for name in names}
+
+
+def test_the_demo_needs_the_draft_for_its_mode():
+    done = strata_copy("demo", "--mode", "2", STRATA_COPY_RUNTIME=KIND)
+    assert done.returncode == 2
+    assert "mode 2 is the draft's: --draft is needed" in done.stderr
+
+
 def test_the_demo_says_what_it_left_out():
     done = strata_copy(
         "demo", "--tokens", "8", "--tokens", "1000000", "--memory", "300000000", "--json", STRATA_COPY_RUNTIME=KIND
@@ -123,7 +144,7 @@ def test_a_byte_that_differs_ends_the_demo_with_1(monkeypatch):
     wrong = cli.Timed(430, "int8", "main->slot", INT8_AT_430, 2.0, 1.0, ["direct: part 'k' of layer 3, offset 0"])
     right = wrong._replace(direction="slot->main", wrong=[])
     monkeypatch.setenv("STRATA_COPY_RUNTIME", KIND)
-    monkeypatch.setattr(cli, "run_cases", lambda cases, err: ([wrong, right], 100.0))
+    monkeypatch.setattr(cli, "run_cases", lambda cases, err, mode: ([wrong, right], 100.0))
     done = CliRunner().invoke(cli.main, ["demo", "--tokens", "430", "--json"])
     assert done.exit_code == 1
     assert [row["verified"] for row in json.loads(done.stdout)] == [False, True]

@@ -245,7 +245,7 @@ def test_one_changed_byte_is_found(copier, session, kind, nth):
     (at,) = np.flatnonzero(target.read(0, target.bytes) != twin.read(0, twin.bytes))
     if kind != "device":  # one lane executes in order, so the nth copy is the nth extent
         first, _, width, rows, pitch, _ = wrong
-        assert any(first <= target.base + at - row * pitch < first + width for row in range(rows))
+        assert any(first <= target.address(0) + at - row * pitch < first + width for row in range(rows))
     part = next(i for i, r in enumerate(target.regions) if r.offset <= at < r.offset + r.bytes)
     assert line.startswith(f"part {layout.parts[part].name!r} of layer {layout.parts[part].layer}, ")
 

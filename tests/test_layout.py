@@ -245,7 +245,11 @@ def refused_parts():
     yield {"growth": linear(cp_size=2, cp_rank=2)}, "cp_rank is 2; may be 0 to 1"
     yield {"growth": linear(cp_interleave=0)}, "cp_interleave is 0"
     yield {"growth": linear(window=8)}, "window, sinks, lo and lo_mark belong to window growth"
-    yield {"growth": sc.Growth(rule="window", window=8, lo="last")}, "window growth is not done by this release"
+    yield {"growth": sc.Growth(rule="window", window=8)}, "lo is 'last', 'chunk' or 'mark'"
+    yield {"growth": sc.Growth.last(0)}, "window is 0; may be 1 to"
+    yield {"growth": sc.Growth.last(8, sinks=-1)}, "sinks is -1"
+    yield {"growth": sc.Growth(rule="window", window=8, lo="mark")}, "window is 8; may be 0 to 0"
+    yield {"growth": sc.Growth(rule="window", lo="mark", lo_mark=1)}, "lo_mark is 1; may be 0 to 0"
     yield {"growth": sc.Growth(rule="log")}, "growth 'log'"
 
 

@@ -1,5 +1,8 @@
 """What is shipped: a second project that has only the wheel imports, cimports and includes strata_copy."""
 
+import os
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -34,8 +37,9 @@ setup(name="consumer", version="1", ext_modules=[extension])
 """
 
 
-def run(*command, cwd):
-    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True)
+def run(*command, cwd, **environment):
+    everything = os.environ | environment
+    done = subprocess.run([str(part) for part in command], cwd=cwd, env=everything, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout
 
@@ -45,6 +49,16 @@ def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT, cwd=folder)
     (found,) = folder.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def python(wheel, tmp_path_factory):
+    """An interpreter that has the wheel, and what builds a package against it."""
+    folder = tmp_path_factory.mktemp("installed")
+    run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
+    found = folder / "venv" / "bin" / "python"
+    run(found, "-m", "pip", "install", "--quiet", "cython>=3.1", "setuptools>=77", wheel, cwd=folder)
     return found
 
 
@@ -60,16 +74,22 @@ def test_the_wheel_holds_every_module_with_its_stub_pxd_and_the_header(wheel):
     assert not [name for name in names if name.endswith((".c", ".cpp")) or "libcudart" in name]
 
 
-def test_a_project_with_only_the_wheel_cimports(wheel, tmp_path):
-    run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
-    python = tmp_path / "venv" / "bin" / "python"
-    run(python, "-m", "pip", "install", "--quiet", "cython>=3.1", "setuptools>=77", wheel, cwd=tmp_path)
+def test_a_project_with_only_the_wheel_cimports(python, tmp_path):
     (tmp_path / "consumer.pyx").write_text(CONSUMER, encoding="utf-8")
     (tmp_path / "setup.py").write_text(CONSUMER_SETUP, encoding="utf-8")
     run(python, "setup.py", "--quiet", "build_ext", "--inplace", cwd=tmp_path)
     said = run(python, "-c", "import consumer; print(*consumer.answer())", cwd=tmp_path).split()
     assert said[0] == said[1] == "-1"
     assert "host" in run(python, "-m", "strata_copy", "info", cwd=tmp_path).lower()
+
+
+def test_the_engine_loop_builds_against_the_wheel_and_runs(python, tmp_path):
+    folder = tmp_path / "engine_loop"
+    shutil.copytree(ROOT / "examples" / "engine_loop", folder, ignore=shutil.ignore_patterns("*.so", "build"))
+    run(python, "-m", "pip", "install", "--quiet", "--no-build-isolation", folder, cwd=tmp_path, CFLAGS="-O0")
+    said = run(python, "-m", "engine_loop", "--tiny", "--tokens", "100", cwd=tmp_path, STRATA_COPY_RUNTIME="host")
+    assert len(re.findall(r"slot 0 takes 100 tokens \(copied in [\d.]+ ms, [\d.]+ GB/s, \d+% of the device", said)) == 2
+    assert said.count("slot 0 gave back 132 tokens") == said.count("slot 0 gave back 100 tokens") == 2
 
 
 def test_the_source_distribution_builds_again(tmp_path):

@@ -483,12 +483,22 @@ def memory_that_ends_too_early(scene):
         runtime.host_free(short)
 
 
-@case("unsupported", "part 'v' of layer 1: rings and pages are not done by this release")
-def a_ring(scene):
-    with_place(scene, 1, "v", ring=4)
+@case("unsupported", "part 'v' of layer 1: rolled rows and pages are not done by this release")
+def rolled_rows(scene):
+    with_place(scene, 1, "v", ring=-1)
 
 
-@case("unsupported", "part 'v' of layer 1: rings and pages are not done by this release")
+@case("place", "part 'recurrent' of layer 0: a ring of 1 units")
+def a_ring_of_running_state(scene):
+    with_place(scene, 0, "recurrent", ring=1)
+
+
+@case("place", "part 'v' of layer 1: a ring of 99 units behind 0 sinks; the place has ")
+def a_ring_that_is_larger_than_its_place(scene):
+    with_place(scene, 1, "v", ring=99)
+
+
+@case("unsupported", "part 'v' of layer 1: rolled rows and pages are not done by this release")
 def pages_of_units(scene):
     with_place(scene, 1, "v", page_group=0, page_units=4, page_stride=4608)
 

@@ -152,7 +152,9 @@ def test_parts_lie_aligned_with_guards_between():
         begins = [*(region.offset for region in session.regions), session.bytes]
         assert all(begin - end >= 100 for begin, end in zip(begins, ends, strict=True))
         assert all(region.offset % 256 == 0 for region in session.regions)
-        assert [place.base - session.base for place in session.places] == [region.offset for region in session.regions]
+        assert [place.base - session.address(0) for place in session.places] == [
+            region.offset for region in session.regions
+        ]
 
 
 def test_context_parallel_and_shifted_parts_are_counted():
@@ -183,6 +185,30 @@ def test_sessions_and_the_save_path_leave_nothing(stream):
         assert runtime.get_device() == 0
         save_path.save_and_restore(rig.runs(a, b, UPTO), stream)
     assert host_runtime.live() == before
+
+
+def test_parts_of_several_kinds_are_filled_moved_and_checked(stream):
+    def kind(part):
+        return {"k": "pinned", "v": "pageable"}.get(part.name, "device")
+
+    with (
+        rig.Session(layout(), 50, kind=kind, number=1) as a,
+        rig.Session(layout(), 70, kind=kind, number=2) as b,
+    ):
+        assert [place.kind for place in b.places] == ["device", "pinned", "pageable", "device", "device", "device"]
+        a.fill()
+        b.fill()
+        assert rig.changes(a) == rig.changes(b) == []
+        save_path.save_and_restore(rig.runs(a, b, UPTO), stream)
+        assert rig.mismatches(b, a, UPTO) == []
+        for i, part in enumerate(b.layout.parts):
+            flip(b, b.regions[i].offset)
+            assert [line.split(",")[0] for line in rig.mismatches(b, a, UPTO)] == [
+                f"part {part.name!r} of layer {part.layer}"
+            ]
+            flip(b, b.regions[i].offset)
+        flip(b, b.bytes - 1)
+        assert rig.mismatches(b, a, UPTO)[0].startswith(f"guard, offset {b.bytes - 1} of")
 
 
 def test_the_save_path_takes_rows_of_many_segments(stream):

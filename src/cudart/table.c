@@ -46,6 +46,9 @@ static cudaError_t driver_event_captured(cudaEvent_t event) {
     return (cudaError_t)code;
 }
 
+#define STR2(x) #x
+#define STR(x) STR2(x)
+
 static void *symbol(void *library, const char *name, int *missing) {
     void *found = dlsym(library, name);
     if (found) return found;
@@ -62,8 +65,6 @@ int strata_cudart_load(strata_cudart *table, const char *path, int loaded_only, 
         return -1;
     }
     *missing = 0;
-#define STR2(x) #x
-#define STR(x) STR2(x)
 #define LOAD(f) *(void **)&table->f = symbol(library, STR(f), missing);
     STRATA_CUDART_FUNCTIONS(LOAD)
 
@@ -94,4 +95,10 @@ int strata_cudart_load(strata_cudart *table, const char *path, int loaded_only, 
     if (!pointer_attribute) *(void **)&table->pointer_range = (void *)not_supported;
     if (!event_elapsed) *(void **)&table->event_captured = (void *)not_supported;
     return 0;
+}
+
+void *strata_cudart_function(const strata_cudart *table, const char *name) {
+#define FIND(f) if (!strcmp(name, #f)) return (void *)table->f;
+    STRATA_CUDART_FUNCTIONS(FIND)
+    return NULL;
 }

@@ -112,6 +112,9 @@ extern "C" {
 int strata_cudart_load(strata_cudart *table, const char *path, int loaded_only, int *version, int *missing,
                        char *reason, size_t reason_size);
 
+/* The function of that name in a filled table, or NULL where the table has none. */
+void *strata_cudart_function(const strata_cudart *table, const char *name);
+
 #ifdef __cplusplus
 }
 #endif

@@ -43,6 +43,12 @@ cdef extern from "strata_copy.h" nogil:
         WINDOW "STRATA_WINDOW"
 
     enum:
+        LO_ZERO "STRATA_LO_ZERO"
+        LO_LAST "STRATA_LO_LAST"
+        LO_CHUNK "STRATA_LO_CHUNK"
+        LO_MARK "STRATA_LO_MARK"
+
+    enum:
         DEVICE "STRATA_DEVICE"
         PINNED "STRATA_PINNED"
         PAGEABLE "STRATA_PAGEABLE"

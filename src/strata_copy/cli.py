@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from strata_copy import CALLER_SYNCED, Copier, CopyError, Layout, presets, rig, runtime, save_path
+from strata_copy import CALLER_SYNCED, Copier, CopyError, Layout, Part, presets, rig, runtime, save_path
 from strata_copy.cudart import RUNTIME_VARIABLE
 
 TOKENS = (430, 8_700, 46_000, 117_000)
 TOKENS_HELP = f"Length; may be given several times. [default: {', '.join(map(str, TOKENS))}]"
 SPARE_TOKENS = 64  # capacity behind the mark, which a copy must leave alone
-MODE = 0  # K/V resident: all of a session is on one device
+MODES = ("all on the device", "K/V in pinned memory", "the draft's K/V in pinned memory")
 HOST_MEMORY = 4 << 30  # the most that is taken by itself where memory is the machine's own
 
 
@@ -35,6 +35,7 @@ class Timed(NamedTuple):
     save_ms: float
     direct_ms: float
     wrong: list[str]
+    mode: int = 0
 
     def gb_per_second(self) -> float:
         return self.bytes / self.direct_ms / 1e6
@@ -43,7 +44,7 @@ class Timed(NamedTuple):
         return {
             "tokens": self.tokens,
             "format": self.format,
-            "mode": MODE,
+            "mode": self.mode,
             "direction": self.direction,
             "bytes": self.bytes,
             "save_ms": round(self.save_ms, 3),
@@ -96,20 +97,28 @@ def info(as_json: bool) -> None:
 )
 @click.option("--tokens", type=click.IntRange(min=1), multiple=True, help=TOKENS_HELP)
 @click.option("--draft", is_flag=True, help="With the K/V of the draft.")
+@click.option("--mode", type=click.IntRange(0, 2), default=0, show_default=True, help="Where the K/V is; see above.")
 @click.option("--memory", type=click.IntRange(min=1), help="Bytes that both sessions may take.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON list, a row for each length and direction.")
-def demo(formats: str, tokens: tuple[int, ...], draft: bool, memory: int | None, as_json: bool) -> None:
+def demo(formats: str, tokens: tuple[int, ...], draft: bool, mode: int, memory: int | None, as_json: bool) -> None:
     """Copies a conversation from a main session to a batch slot and back, on one device.
 
     "save" is what engines do today (through pageable memory), "direct" is this library. Times are the best of 3; every
-    byte of the target is compared with what it must hold. The ceiling is one plain copy within the device.
+    byte of the target is compared with what it must hold.
+
+    Mode 0: all of a session is on the device, and the ceiling is one plain copy within it. Mode 1: the K/V is streamed,
+    complete in pinned memory; the ceiling is one plain copy from there to the device. Mode 2: as 0, but the draft's K/V
+    is complete in pinned memory, beside a ring on the device that the engine fills itself; it needs --draft.
+
     Ends with status 1 where a byte differs or a copy fails.
     """
+    if mode == 2 and not draft:
+        raise click.UsageError("mode 2 is the draft's: --draft is needed")
     why = open_runtime()
     err = Console(stderr=True, highlight=False, markup=False)
     err.print(f"{runtime.describe()['kind']} runtime, {runtime.device_name(0)}: {why}", soft_wrap=True)
     names = list(presets.QWEN3_8_CELLS) if formats == "all" else [formats]
-    budget = memory or memory_to_take()
+    budget = memory or memory_to_take(mode)
     cases = []
     for name in names:
         layout = presets.qwen3_8_flash_next(name, draft=draft)
@@ -122,7 +131,7 @@ def demo(formats: str, tokens: tuple[int, ...], draft: bool, memory: int | None,
     if not cases:
         raise click.ClickException("no length fits into memory")
     try:
-        timed, ceiling = run_cases(cases, err)
+        timed, ceiling = run_cases(cases, err, mode)
     except (CopyError, runtime.CudaError, MemoryError) as failure:
         raise click.ClickException(f"{type(failure).__name__}: {failure}") from failure
     if as_json:
@@ -163,31 +172,47 @@ def devices() -> Iterator[dict[str, object]]:
     runtime.set_device(before)
 
 
-def memory_to_take() -> int:
+def memory_to_take(mode: int) -> int:
+    host = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     if runtime.describe()["kind"] == "cuda":
-        return runtime.memory_info()[0] * 9 // 10
-    return min(HOST_MEMORY, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+        device = runtime.memory_info()[0] * 9 // 10
+        return min(device, host) if mode else device
+    return min(HOST_MEMORY, host)
+
+
+def kind_of(mode: int) -> Callable[[Part], str]:
+    """Where each part of a session is: what grows by pages is K/V, what has a row more than blocks is the indexer's."""
+
+    def kind(part: Part) -> str:
+        streamed = part.growth.rule == "linear" and part.growth.extra == 0
+        return "pinned" if mode and streamed and (mode == 1 or part.group == "draft") else "device"
+
+    return kind
 
 
 def marks(layout: Layout, tokens: int) -> tuple[int, ...]:
     return (tokens,) * len(layout.marks)
 
 
-def run_cases(cases: list[tuple[Layout, int]], err: Console) -> tuple[list[Timed], float]:
+def run_cases(cases: list[tuple[Layout, int]], err: Console, mode: int) -> tuple[list[Timed], float]:
     """All cases, both ways, and the ceiling in GB/s: measured before and after them, the larger counts."""
     timed = []
     stream = runtime.stream_create()
     with Copier((0,)) as copier, Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         bar = progress.add_task("", total=2 * len(cases))
-        before = ceiling_gb_per_second(stream)
+        before = ceiling_gb_per_second(stream, mode)
         for layout, tokens in cases:
             capacity = marks(layout, tokens + SPARE_TOKENS)
-            with rig.Session(layout, capacity, number=1) as session, rig.Session(layout, capacity, number=2) as slot:
+            with (
+                rig.Session(layout, capacity, kind=kind_of(mode), number=1) as session,
+                rig.Session(layout, capacity, kind=kind_of(mode), number=2) as slot,
+            ):
                 for direction, source, target in (("main->slot", session, slot), ("slot->main", slot, session)):
                     progress.update(bar, description=f"{layout.format}, {tokens:,} tokens, {direction}")
-                    timed.append(copy_both_ways(copier, source, target, tokens, direction, stream))
+                    row = copy_both_ways(copier, source, target, tokens, direction, stream)
+                    timed.append(row._replace(mode=mode))
                     progress.advance(bar)
-        after = ceiling_gb_per_second(stream)
+        after = ceiling_gb_per_second(stream, mode)
     runtime.stream_destroy(stream)
     return timed, max(before, after)
 
@@ -218,10 +243,10 @@ def copy_both_ways(
     return Timed(tokens, source.layout.format, direction, source.layout.bytes_at(upto), ms["save"], ms["direct"], wrong)
 
 
-def ceiling_gb_per_second(stream: int) -> float:
-    """One plain copy within the device."""
+def ceiling_gb_per_second(stream: int, mode: int) -> float:
+    """One plain copy: within the device, or from pinned memory where the K/V is streamed."""
     n = (1 << 30) if runtime.describe()["kind"] == "cuda" else (256 << 20)
-    source, target = runtime.malloc(n), runtime.malloc(n)
+    source, target = runtime.host_alloc(n) if mode == 1 else runtime.malloc(n), runtime.malloc(n)
 
     def copy() -> None:
         runtime.memcpy_async(target, source, n, stream)
@@ -231,7 +256,7 @@ def ceiling_gb_per_second(stream: int) -> float:
         runtime.memset_async(source, 1, n, stream)
         return n / best_ms(copy, warm_ups=3, repeats=5) / 1e6
     finally:
-        runtime.free(source)
+        (runtime.host_free if mode == 1 else runtime.free)(source)
         runtime.free(target)
 
 
@@ -247,7 +272,8 @@ def best_ms(action: Callable[[], object], *, warm_ups: int, repeats: int) -> flo
 def show(timed: list[Timed], ceiling: float) -> None:
     kind = runtime.describe()["kind"]
     for name in dict.fromkeys(row.format for row in timed):
-        title = f"{name}, mode {MODE} (all on the device), {kind} runtime; ceiling {ceiling:,.1f} GB/s"
+        mode = timed[0].mode
+        title = f"{name}, mode {mode} ({MODES[mode]}), {kind} runtime; ceiling {ceiling:,.1f} GB/s"
         table = Table(title=title, box=box.SIMPLE, padding=0)
         if kind == "host":  # one copy is one thread's here, and may miss the processor's cache where smaller ones hit
             table.caption = "host memory: the ceiling is one thread's copy, which several may pass"

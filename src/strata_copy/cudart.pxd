@@ -108,6 +108,7 @@ cdef extern from "table.h" nogil:
 
     int strata_cudart_load(strata_cudart *, const char *path, int loaded_only, int *version, int *missing, char *reason,
                            size_t reason_size)
+    void *strata_cudart_function(const strata_cudart *, const char *name)
 
 
 cdef extern from "outcome.h" nogil:

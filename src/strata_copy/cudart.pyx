@@ -70,6 +70,19 @@ def describe():
     }
 
 
+def function(str name):
+    """The address of a function of CUDA's runtime in the library that is open, as an int: an engine's own code that calls through it
+    runs on the host runtime too.
+
+    Raises KeyError for a name that this library does not use.
+    """
+    require_runtime()
+    cdef void *found = strata_cudart_function(rt, name.encode())
+    if found == NULL:
+        raise KeyError(f"{name} is no function of CUDA's runtime that this library uses")
+    return <size_t>found
+
+
 cdef int require_runtime() except -1:
     if rt == NULL:
         open_runtime()

@@ -36,6 +36,8 @@ cdef LayoutData *layout_data(Layout layout) except NULL
 
 cdef int64_t units_at(const Growth *growth, const int64_t *marks) noexcept nogil
 cdef int64_t settled_at(const Growth *growth, const int64_t *marks) noexcept nogil
+# The first unit, behind the sinks, that is still there at `marks`: 0 but for a window.
+cdef int64_t live_at(const Growth *growth, const int64_t *marks) noexcept nogil
 
 
 cdef class Layout:

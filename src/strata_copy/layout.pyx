@@ -9,7 +9,7 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, strdup
 
-from strata_copy.abi cimport CONST, STATE, Growth
+from strata_copy.abi cimport CONST, LO_LAST, LO_MARK, STATE, WINDOW, Growth
 from strata_copy.atomics cimport add_i64
 
 from strata_copy.parts import LOWS, RULES, Part, Patch
@@ -95,7 +95,7 @@ cdef class Layout:
         """Bytes of a whole copy at `marks`."""
         cdef int64_t values[MAX_MARKS]
         _marks(self, marks, values)
-        return sum(units_at(&self.data.parts[<int32_t>i].growth, values) * part.unit_bytes * part.rep
+        return sum(_moved_at(&self.data.parts[<int32_t>i].growth, values) * part.unit_bytes * part.rep
                    for i, part in enumerate(self.parts))
 
     def difference(self, Layout other):
@@ -169,6 +169,23 @@ cdef int64_t settled_at(const Growth *g, const int64_t *marks) noexcept nogil:
     return local_tokens(g, tokens_seen(g, marks)) // g.q // g.settle * g.settle
 
 
+cdef int64_t live_at(const Growth *g, const int64_t *marks) noexcept nogil:
+    cdef int64_t t, local
+    if g.rule != WINDOW:
+        return 0
+    t = tokens_seen(g, marks)
+    if g.lo == LO_MARK:
+        return min(marks[g.lo_mark], t) // g.q
+    local = local_tokens(g, t)
+    return (max(local - g.window, 0) if g.lo == LO_LAST else local // g.window * g.window) // g.q
+
+
+cdef int64_t _moved_at(const Growth *g, const int64_t *marks) noexcept nogil:
+    """Units of a whole copy."""
+    cdef int64_t end = units_at(g, marks), sinks = min(<int64_t>g.sinks, end)
+    return end - max(live_at(g, marks), sinks) + sinks if live_at(g, marks) < end else sinks
+
+
 cdef int _marks(Layout layout, marks, int64_t *values) except -1:
     layout_data(layout)
     marks = tuple(marks)
@@ -238,10 +255,13 @@ def _check_part(layout, part):
         _refuse(part, "has no name of printable characters")
     if g.rule not in RULES or g.lo not in LOWS:
         _refuse(part, f"growth {g.rule!r}, lo {g.lo!r}; may be {', '.join(RULES)} and {', '.join(LOWS)}")
-    if g.rule == "window":
-        _refuse(part, "window growth is not done by this release")
-    if (g.window, g.sinks, g.lo, g.lo_mark) != (0, 0, "zero", 0):
+    if g.rule == "window" and g.lo == "zero":
+        _refuse(part, "a window begins at the last tokens, at a chunk or at a mark: lo is 'last', 'chunk' or 'mark'")
+    if g.rule != "window" and (g.window, g.sinks, g.lo, g.lo_mark) != (0, 0, "zero", 0):
         _refuse(part, "window, sinks, lo and lo_mark belong to window growth")
+    ranges["window"] = (g.window, 1 if g.lo in ("last", "chunk") else 0, INT32_MAX if g.lo in ("last", "chunk") else 0)
+    ranges["sinks"] = (g.sinks, 0, INT32_MAX)
+    ranges["lo_mark"] = (g.lo_mark, 0, len(layout.marks) - 1 if g.lo == "mark" else 0)
     for name, (value, low, high) in ranges.items():
         if type(value) is not int or not low <= value <= high:
             _refuse(part, f"{name} is {value!r}; may be {low} to {high}")

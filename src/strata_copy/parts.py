@@ -17,8 +17,10 @@ class Growth:
     mark: index of the mark that it follows, by the order of Layout.marks.
     q: tokens in a unit. ceil: a partly filled last unit exists. extra: units after the last, where the mark is above 0.
     shift: tokens added to the mark. settle: units that change together (0: an append may change any).
-    window, sinks, lo, lo_mark: of rule "window". cp_size, cp_rank, cp_interleave: the share of one rank of a context
-        that is split over cp_size ranks in runs of cp_interleave tokens.
+    window, sinks, lo, lo_mark: of rule "window": it begins `window` tokens before the mark ("last"), at a multiple of
+        `window` ("chunk") or at another mark ("mark"); the first `sinks` units stay.
+    cp_size, cp_rank, cp_interleave: the share of one rank of a context that is split over cp_size ranks in runs of
+        cp_interleave tokens.
     """
 
     rule: str
@@ -52,6 +54,11 @@ class Growth:
     ) -> Growth:
         """Units of q tokens that are appended and then stay."""
         return cls(rule="linear", q=q, ceil=ceil, extra=extra, mark=mark, shift=shift, settle=settle)
+
+    @classmethod
+    def last(cls, window: int, q: int = 1, *, ceil: bool = False, mark: int = 0, sinks: int = 0) -> Growth:
+        """Units of q tokens of which those of the last `window` tokens are kept, and the first `sinks` units."""
+        return cls(rule="window", lo="last", window=window, q=q, ceil=ceil, mark=mark, sinks=sinks)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,9 @@ class Place:
     stride: bytes from unit to unit, 0 for unit_bytes. rep_stride: bytes from run to run of a unit, 0 for units *
     stride.
     banks, bank_stride: snapshots of the part and the bytes between them, 0 for all of one bank.
-    host_base: address for the CPU where it differs from base. ring, page_group, page_units, page_stride: for rings
-    and pages.
+    host_base: address for the CPU where it differs from base. ring: C units of a ring, in which unit i of a part
+    (behind its sinks, which stand before the ring) lies at i mod C; 0 for none. page_group, page_units, page_stride:
+    for pages.
     """
 
     base: Any

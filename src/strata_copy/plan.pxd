@@ -43,9 +43,9 @@ cdef struct Bundle:
     bint patches                # the patches of these parts, not the parts
     int64_t target_pitch, source_pitch
 
-# Units [first, end) of a part move.
+# Units [first, end) of a part move, and before them the sinks of a window, [0, sinks).
 cdef struct Units:
-    int64_t first, end
+    int64_t first, end, sinks
 
 cdef struct PlanData:
     int64_t references

@@ -10,7 +10,7 @@ from strata_copy.abi cimport (
 )
 from strata_copy.atomics cimport add_i64
 from strata_copy.cudart cimport outcome
-from strata_copy.layout cimport LayoutData, settled_at, units_at
+from strata_copy.layout cimport LayoutData, live_at, settled_at, units_at
 from strata_copy.states cimport StateData, check_apart, place_run, state_drop, state_hold
 
 cdef enum:
@@ -73,7 +73,7 @@ cdef int units_to_move(const PlanData *plan, const Request *request, Units *unit
     bytes[0] = 0
     for i in range(layout.n_parts):
         part = &layout.parts[i]
-        units[i].first = units[i].end = 0
+        units[i].first = units[i].end = units[i].sinks = 0
         if request.groups != 0 and not (request.groups >> part.group) & 1:
             continue
         error.part, error.layer = i, part.layer
@@ -84,15 +84,15 @@ cdef int units_to_move(const PlanData *plan, const Request *request, Units *unit
             status = check_bank(plan.target, i, request.dst_bank, "target", error)
         if status != OK:
             return status
-        units[i].end = units_at(&part.growth, request.upto)
-        if request.begin != NULL:
-            units[i].first = first_unit(part, request.begin, units[i].end)
-        status = check_capacity(plan.parts[i].source, i, units[i].end, "source", error)
+        live_units(&part.growth, request.upto, &units[i])
+        status = check_capacity(plan.parts[i].source, i, &units[i], "source", error)
         if status == OK:
-            status = check_capacity(plan.target, i, units[i].end, "target", error)
+            status = check_capacity(plan.target, i, &units[i], "target", error)
         if status != OK:
             return status
-        bytes[0] += (units[i].end - units[i].first) * part.growth.unit_bytes * part.rep
+        if request.begin != NULL and plan.target.places[i].ring == 0:
+            units[i].first = max(units[i].first, first_unit(part, request.begin, units[i].end))
+        bytes[0] += (units[i].end - units[i].first + units[i].sinks) * part.growth.unit_bytes * part.rep
     error.part = error.layer = -1
     status = check_banks_used(layout, request, request.src_bank, src_used, "source", error)
     return status if status != OK else check_banks_used(layout, request, request.dst_bank, dst_used, "target", error)
@@ -144,7 +144,9 @@ cdef int emit_part(Emission *emission, const PlanData *plan, const Request *requ
         end -= 1
     if moves_early(plan, part):
         return OK
-    status = emit_units(emission, plan, request, part, units.first, part, units.first, end - units.first)
+    status = emit_units(emission, plan, request, part, 0, part, 0, units.sinks)
+    if status == OK:
+        status = emit_units(emission, plan, request, part, units.first, part, units.first, end - units.first)
     if status == OK and end < units.end and not in_bundle(plan, plan.patch_bundle[part]):
         status = emit_units(emission, plan, request, layout.patches[patch].source_part, 0, part, end, 1)
     return status
@@ -175,8 +177,8 @@ cdef int emit_units(Emission *emission, const PlanData *plan, const Request *req
     cdef Extent extent
     cdef int status
     while count > 0:
-        place_run(from_, source_bank, source_unit, &source_address, &source_left)
-        place_run(to, target_bank, target_unit, &target_address, &target_left)
+        place_run(from_, &plan.target.layout.parts[source_part], source_bank, source_unit, &source_address, &source_left)
+        place_run(to, part, target_bank, target_unit, &target_address, &target_left)
         n = min(count, source_left, target_left)
         extent.source, extent.target = source_address, target_address
         if dense:       # one row for each run of a unit
@@ -205,7 +207,8 @@ cdef void place_of(const PlanData *plan, const Request *request, int32_t part, b
     cdef const StateData *state = plan.parts[part].source if source else plan.target
     cdef const int64_t *banks = request.src_bank if source else request.dst_bank
     cdef const PlaceSpec *place = &state.places[part]
-    place_run(place, bank_of(banks, &plan.target.layout.parts[part], place), unit, address, left)
+    cdef const PartSpec *spec = &plan.target.layout.parts[part]
+    place_run(place, spec, bank_of(banks, spec, place), unit, address, left)
 
 
 cdef int emit(Emission *emission, int32_t part, const Extent *extent, size_t source_piece, size_t target_piece) noexcept nogil:
@@ -240,9 +243,21 @@ cdef inline int64_t bank_of(const int64_t *banks, const PartSpec *part, const Pl
     return 0 if banks == NULL or (part.growth.rule != STATE and place.banks == 1) else banks[part.group]
 
 
+cdef inline void live_units(const Growth *growth, const int64_t *marks, Units *units) noexcept nogil:
+    """What is there at the marks. Sinks that the window still reaches belong to it, and where it is empty they are all that moves."""
+    units.end = units_at(growth, marks)
+    units.first = live_at(growth, marks)
+    if units.first >= units.end:
+        units.first, units.end = 0, min(<int64_t>growth.sinks, units.end)
+    elif units.first <= growth.sinks:
+        units.first = 0
+    else:
+        units.sinks = growth.sinks
+
+
 cdef inline int64_t first_unit(const PartSpec *part, const int64_t *begin, int64_t end) noexcept nogil:
     """The first unit that an append after `begin` can have changed. A constant moves with the first token only, running state
-    always."""
+    always. Of a window, and into a ring, all that is live moves: what the target's rows of before `begin` are nobody has said."""
     cdef int64_t first = 0
     if part.growth.rule == LINEAR:
         first = settled_at(&part.growth, begin)
@@ -302,13 +317,18 @@ cdef int check_banks_used(const LayoutData *layout, const Request *request, cons
     return OK
 
 
-cdef int check_capacity(const StateData *state, int32_t i, int64_t units, const char *side, Error *error) noexcept nogil:
+cdef int check_capacity(const StateData *state, int32_t i, const Units *units, const char *side, Error *error) noexcept nogil:
+    """A dense place holds every unit from the first on; a ring those that are live behind the sinks."""
     cdef const PartSpec *part = &state.layout.parts[i]
-    if units <= state.places[i].units:
+    cdef const PlaceSpec *place = &state.places[i]
+    cdef int64_t needed = units.end, room = place.units
+    if place.ring > 0:
+        needed, room = units.end - max(units.first, <int64_t>part.growth.sinks), place.ring
+    if needed <= room:
         return OK
-    error.wanted, error.found = units, state.places[i].units
-    return outcome(error, REFUSED, REASON_CAPACITY, "part '%s' of layer %d: %ld units needed, the %s has %ld", part.name, part.layer,
-                   units, side, error.found)
+    error.wanted, error.found = needed, room
+    return outcome(error, REFUSED, REASON_CAPACITY, "part '%s' of layer %d: %ld units needed, the %s has %ld%s", part.name, part.layer,
+                   needed, side, room, " in its ring" if place.ring > 0 else "")
 
 
 cdef int check_states(const PlanData *plan, Error *error) noexcept nogil:

@@ -6,7 +6,7 @@ calls, and what a copy has to move is worked out again from the growth rules, in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import NamedTuple
@@ -16,7 +16,7 @@ import numpy as np
 from strata_copy import runtime
 from strata_copy._core import State
 from strata_copy.layout import Layout
-from strata_copy.parts import Growth
+from strata_copy.parts import Growth, Part
 from strata_copy.places import Place
 
 GUARD = -1  # the part number of guards in `pattern`
@@ -26,22 +26,32 @@ BLOCK = 128 << 10  # bytes that are computed at once, so that they stay in the c
 
 
 class Region(NamedTuple):
-    """Where a session keeps a part: `offset` and `bytes` within its allocation, and how many units fit."""
+    """Where a session keeps a part: `offset` and `bytes` within its memory, and how many units fit."""
 
     offset: int
     units: int
     bytes: int
 
 
+class Block(NamedTuple):
+    """An allocation: offsets `begin` to `end` of a session's memory."""
+
+    kind: str
+    begin: int
+    end: int
+
+
 class Session:
-    """Memory for one state of `layout`: one allocation, every part in it with guard bytes before and behind.
+    """Memory for one state of `layout`: every part in it with guard bytes before and behind.
 
     capacity: the marks that fit, one int for each of layout.marks (or one int where there is one).
-    kind: "device", "pinned" or "pageable". device: of device memory; of host memory the device whose lanes carry it.
+    kind: "device", "pinned" or "pageable", or a function that says it for each Part; there is one allocation for each
+        kind. device: of device memory; of host memory the device whose lanes carry it.
     number: what `fill` makes its content from. guard: bytes, at least.
 
-    Parts begin at multiples of 256 bytes: `regions` says where, in the order of layout.parts. `base` is the address of
-    the allocation, `bytes` its size. It has no content before `fill`. `free` it once no copy uses it, or use `with`.
+    Parts begin at multiples of 256 bytes: `regions` says where, in the order of layout.parts, by offsets that count
+    through all allocations, `bytes` in all. It has no content before `fill`. `free` it once no copy uses it, or use
+    `with`.
     Raises CudaError without memory, ValueError for another kind.
     """
 
@@ -50,19 +60,23 @@ class Session:
         layout: Layout,
         capacity: int | Sequence[int],
         *,
-        kind: str = "device",
+        kind: str | Callable[[Part], str] = "device",
         device: int = 0,
         number: int = 0,
         guard: int = 256,
     ) -> None:
-        self.layout, self.kind, self.device, self.number = layout, kind, device, number
-        self.regions, self.bytes = _regions(layout, _marks(capacity), guard)
-        self._memory = np.empty(0, np.uint8)
-        self.base = self._allocate()
+        self.layout, self.device, self.number = layout, device, number
+        kinds = [kind if isinstance(kind, str) else kind(part) for part in layout.parts]
+        self.regions, self._blocks = _regions(layout, _marks(capacity), guard, kinds)
+        self.bytes = self._blocks[-1].end
+        self._memory: list[np.ndarray] = []
+        self._addresses: list[int] = []
         try:
+            for block in self._blocks:
+                self._addresses.append(self._allocate(block))
             self.places = tuple(
-                Place(base=self.base + region.offset, units=region.units, kind=kind, device=device)
-                for region in self.regions
+                Place(base=self.address(region.offset), units=region.units, kind=part_kind, device=device)
+                for region, part_kind in zip(self.regions, kinds, strict=True)
             )
             self.state = State(layout, self.places)
         except BaseException:
@@ -70,7 +84,7 @@ class Session:
             raise
 
     def fill(self, number: int | None = None) -> None:
-        """Writes pattern(number, ...) over the whole allocation, guards included; a new number is kept."""
+        """Writes pattern(number, ...) over all of the memory, guards included; a new number is kept."""
         if number is not None:
             self.number = number
         spans, staging = _spans(self), np.empty(min(PIECE, self.bytes), np.uint8)
@@ -79,31 +93,45 @@ class Session:
                 staging[span.begin - start : span.end - start] = _content(span)
             self.write(start, staging[:n])
 
+    def address(self, offset: int) -> int:
+        """Where the byte at `offset` is."""
+        return next(a + offset - b.begin for a, b in zip(self._addresses, self._blocks, strict=True) if offset < b.end)
+
     def read(self, offset: int, n: int) -> np.ndarray:
-        """`n` bytes from `offset` of the allocation on, as a uint8 array of its own. Blocks."""
+        """`n` bytes from `offset` on, as a uint8 array of its own. Blocks."""
         found = np.empty(n, np.uint8)
-        if self.kind == "device":
-            runtime.memcpy(found.ctypes.data, self.base + offset, n)
-        else:
-            found[:] = runtime.view(self.base + offset, n)
+        for kind, address, piece in self._pieces_of(offset, found):
+            if kind == "device":
+                runtime.memcpy(piece.ctypes.data, address, piece.size)
+            else:
+                piece[:] = runtime.view(address, piece.size)
         return found
 
     def write(self, offset: int, data: np.ndarray) -> None:
-        """Puts a contiguous uint8 array at `offset` of the allocation. Blocks."""
-        if self.kind == "device":
-            runtime.memcpy(self.base + offset, data.ctypes.data, data.size)
-            with _current(self.device):  # from pageable memory the bytes may still be under way
-                runtime.device_synchronize()
-        else:
-            runtime.view(self.base + offset, data.size)[:] = data
+        """Puts a contiguous uint8 array at `offset`. Blocks."""
+        for kind, address, piece in self._pieces_of(offset, data):
+            if kind == "device":
+                runtime.memcpy(address, piece.ctypes.data, piece.size)
+                with _current(self.device):  # from pageable memory the bytes may still be under way
+                    runtime.device_synchronize()
+            else:
+                runtime.view(address, piece.size)[:] = piece
 
     def free(self) -> None:
         """Gives the memory back; twice is allowed."""
-        if self.base and self.kind == "device":
-            runtime.free(self.base)
-        elif self.base and self.kind == "pinned":
-            runtime.host_free(self.base)
-        self.base, self._memory = 0, np.empty(0, np.uint8)
+        for address, block in zip(self._addresses, self._blocks, strict=False):
+            if block.kind == "device":
+                runtime.free(address)
+            elif block.kind == "pinned":
+                runtime.host_free(address)
+        self._addresses, self._memory = [], []
+
+    def _pieces_of(self, offset: int, data: np.ndarray) -> Iterator[tuple[str, int, np.ndarray]]:
+        """Kind, address and view of the parts of `data` that lie in one allocation each."""
+        for block in self._blocks:
+            begin, end = max(offset, block.begin), min(offset + data.size, block.end)
+            if begin < end:
+                yield block.kind, self.address(begin), data[begin - offset : end - offset]
 
     def __enter__(self) -> Session:
         return self
@@ -111,23 +139,24 @@ class Session:
     def __exit__(self, *exception: object) -> None:
         self.free()
 
-    def _allocate(self) -> int:
-        if self.kind == "pinned":
-            return runtime.host_alloc(self.bytes)
-        if self.kind == "pageable":
-            self._memory = np.empty(self.bytes + ALIGNMENT, np.uint8)
-            return _aligned(self._memory.ctypes.data)
-        if self.kind != "device":
-            raise ValueError(f"kind is {self.kind!r}; may be device, pinned, pageable")
+    def _allocate(self, block: Block) -> int:
+        n = block.end - block.begin
+        if block.kind == "pinned":
+            return runtime.host_alloc(n)
+        if block.kind == "pageable":
+            self._memory.append(np.empty(n + ALIGNMENT, np.uint8))
+            return _aligned(self._memory[-1].ctypes.data)
+        if block.kind != "device":
+            raise ValueError(f"kind is {block.kind!r}; may be device, pinned, pageable")
         with _current(self.device):
-            return runtime.malloc(self.bytes)
+            return runtime.malloc(n)
 
 
 def pattern(number: int, part: int, offset: int, n: int) -> np.ndarray:
     """Bytes offset to offset + n of what part number `part` of state `number` is filled with, as a uint8 array.
 
     Another number, part or offset gives another byte in about 255 of 256 cases, wherever one looks. part: GUARD for
-    guards, whose offsets count from the allocation's beginning.
+    guards, whose offsets count from the beginning of all memory.
     """
     first, last = offset // 8, (offset + n + 7) // 8
     key = int.from_bytes(blake2b(f"{number} {part}".encode(), digest_size=8).digest(), "little")
@@ -158,7 +187,7 @@ def mismatches(
 ) -> list[str]:
     """The first `limit` bytes of `target` that are not what a copy of all groups from `source` up to `upto` must leave.
 
-    Both were filled before, and the source has not been a target since. Every byte of the target's allocation is read:
+    Both were filled before, and the source has not been a target since. Every byte of the target's memory is read:
     moved units must hold the source's pattern (a patched unit that of its patch source), all other bytes and the guards
     the target's own. begin: the marks that the copy was told; None for 0.
     A line names part, layer, offset in the part, wanted and found byte.
@@ -203,7 +232,7 @@ def _current(device: int) -> Iterator[None]:
 
 
 class Span(NamedTuple):
-    """Bytes `begin` to `end` of an allocation, which hold pattern(number, part, at, end - begin)."""
+    """Bytes `begin` to `end` of a session's memory, which hold pattern(number, part, at, end - begin)."""
 
     begin: int
     end: int
@@ -215,11 +244,12 @@ class Span(NamedTuple):
 def _spans(
     session: Session, source: Session | None = None, upto: tuple[int, ...] = (), begin: tuple[int, ...] | None = None
 ) -> list[Span]:
-    """What the allocation must hold, byte after byte: as filled, or with what a copy from `source` puts over it."""
+    """What a session's memory must hold, byte after byte: as filled, or with what a copy from `source` puts over it."""
     spans, end, number = [], 0, session.number
     layout = session.layout
     patches = {layout.index(p.layer, p.part): layout.index(p.layer, p.source) for p in layout.patches}
-    for i, (part, region) in enumerate(zip(layout.parts, session.regions, strict=True)):
+    for i in sorted(range(len(layout.parts)), key=lambda i: session.regions[i].offset):
+        part, region = layout.parts[i], session.regions[i]
         spans.append(Span(end, region.offset, number, GUARD, end))
         end = region.offset + region.bytes
         for run in range(part.rep):
@@ -270,7 +300,7 @@ def _line(session: Session, offset: int, wanted: int, found: int) -> str:
             where = f"part {part.name!r} of layer {part.layer}, offset {offset - region.offset}"
             break
     else:
-        where = f"guard, offset {offset} of the allocation"
+        where = f"guard, offset {offset} of all memory"
     return f"{where}: wanted {wanted:#04x}, found {found:#04x}"
 
 
@@ -279,24 +309,35 @@ def _pieces(n: int) -> Iterator[tuple[int, int]]:
         yield start, min(PIECE, n - start)
 
 
-def _regions(layout: Layout, capacity: tuple[int, ...], guard: int) -> tuple[list[Region], int]:
-    """The regions, and the bytes of the allocation."""
-    regions, end = [], 0
-    for part in layout.parts:
-        units = _units(part.growth, capacity)
-        regions.append(Region(_aligned(end + guard), units, units * part.unit_bytes * part.rep))
-        end = regions[-1].offset + regions[-1].bytes
-    return regions, end + guard
+def _regions(
+    layout: Layout, capacity: tuple[int, ...], guard: int, kinds: Sequence[str]
+) -> tuple[list[Region], list[Block]]:
+    """The regions in the order of layout.parts, and the allocations that they lie in."""
+    regions, blocks, end = [Region(0, 0, 0)] * len(kinds), [], 0
+    for kind in dict.fromkeys(kinds):
+        begin = end = _aligned(end)
+        for i, part in enumerate(layout.parts):
+            if part.growth.rule == "window":
+                raise ValueError(f"part {part.name!r} of layer {part.layer} is a window: the rig has none")
+            if kinds[i] == kind:
+                units = _units(part.growth, capacity)
+                regions[i] = Region(_aligned(end + guard), units, units * part.unit_bytes * part.rep)
+                end = regions[i].offset + regions[i].bytes
+        end += guard
+        blocks.append(Block(kind, begin, end))
+    # What lies between two allocations belongs to the guard of the first.
+    ends = [following.begin for following in blocks[1:]] + [end]
+    return regions, [block._replace(end=e) for block, e in zip(blocks, ends, strict=True)]
 
 
 def _offset(session: Session, part: int, unit: int, run: int) -> int:
-    """Where a run of a unit begins within the allocation: all units of a run lie together."""
+    """Where a run of a unit begins within a session's memory: all units of a run lie together."""
     region = session.regions[part]
     return region.offset + (run * region.units + unit) * session.layout.parts[part].unit_bytes
 
 
 def _address(session: Session, part: int, unit: int, run: int) -> int:
-    return session.base + _offset(session, part, unit, run)
+    return session.address(_offset(session, part, unit, run))
 
 
 def _units(growth: Growth, marks: tuple[int, ...]) -> int:

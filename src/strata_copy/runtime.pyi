@@ -3,6 +3,7 @@ import numpy.typing as npt
 
 from strata_copy.cudart import RuntimeUnavailable as RuntimeUnavailable
 from strata_copy.cudart import describe as describe
+from strata_copy.cudart import function as function
 
 class CudaError(RuntimeError):
     code: int

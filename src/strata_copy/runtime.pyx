@@ -17,7 +17,7 @@ from strata_copy.cudart cimport (
 )
 from strata_copy.copier cimport the_copier
 
-from strata_copy.cudart import RuntimeUnavailable, describe, open_runtime  # no-cython-lint: they belong here for users
+from strata_copy.cudart import RuntimeUnavailable, describe, function, open_runtime  # no-cython-lint: they belong here for users
 
 
 class CudaError(RuntimeError):

@@ -6,7 +6,7 @@ belong to the copier's lock (lanes.pxd), everything else is written once or atom
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from strata_copy.abi cimport Error, PlaceSpec
+from strata_copy.abi cimport Error, PartSpec, PlaceSpec
 from strata_copy.layout cimport LayoutData
 
 cdef enum:
@@ -38,9 +38,10 @@ cdef int check_places(StateData *state, Error *error) noexcept nogil
 cdef void state_hold(StateData *state) noexcept nogil
 cdef void state_drop(StateData *state) noexcept nogil
 
-# Where unit `unit` of a place begins, and how many units follow it evenly spaced by `stride`. Both sides of every copy are asked
-# through this.
-cdef void place_run(const PlaceSpec *place, int64_t bank, int64_t unit, char **address, int64_t *units_left) noexcept nogil
+# Where unit `unit` of a place begins, and how many units follow it evenly spaced by `stride`: in a ring up to its end. Both sides of
+# every copy are asked through this.
+cdef void place_run(const PlaceSpec *place, const PartSpec *part, int64_t bank, int64_t unit, char **address,
+                    int64_t *units_left) noexcept nogil
 
 # OK, or REFUSED with both parts named where two states (or one, with itself) share bytes.
 cdef int check_apart(const StateData *a, const StateData *b, Error *error) noexcept nogil

@@ -4,7 +4,7 @@ from libc.stdint cimport INT64_MAX, int32_t, int64_t
 from libc.stdlib cimport calloc, free, qsort
 
 from strata_copy.abi cimport (
-    DEVICE, OK, PAGEABLE, PINNED, REASON_MEMORY, REASON_OVERLAP, REASON_PLACE, REASON_UNSUPPORTED, REFUSED, Error,
+    CONST, DEVICE, OK, PAGEABLE, PINNED, REASON_MEMORY, REASON_OVERLAP, REASON_PLACE, REASON_UNSUPPORTED, REFUSED, STATE, Error,
     PartSpec, PlaceSpec,
 )
 from strata_copy.atomics cimport add_i64
@@ -29,9 +29,16 @@ cdef void state_drop(StateData *state) noexcept nogil:
     free(state)
 
 
-cdef void place_run(const PlaceSpec *place, int64_t bank, int64_t unit, char **address, int64_t *units_left) noexcept nogil:
-    address[0] = <char *>place.base + bank * place.bank_stride + unit * place.stride
+cdef void place_run(const PlaceSpec *place, const PartSpec *part, int64_t bank, int64_t unit, char **address,
+                    int64_t *units_left) noexcept nogil:
+    cdef int64_t sinks = part.growth.sinks
     units_left[0] = place.units - unit
+    if place.ring > 0 and unit < sinks:
+        units_left[0] = sinks - unit
+    elif place.ring > 0:
+        unit = sinks + (unit - sinks) % place.ring
+        units_left[0] = sinks + place.ring - unit
+    address[0] = <char *>place.base + bank * place.bank_stride + unit * place.stride
 
 
 cdef int check_apart(const StateData *a, const StateData *b, Error *error) noexcept nogil:
@@ -177,9 +184,13 @@ cdef int check_place(StateData *state, int32_t i, const Guard *guard, Error *err
     cdef int64_t bytes = span(place, part)
     cdef size_t start = <size_t>place.base
     cdef int status
-    if place.ring != 0 or place.page_group != -1:
-        return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d: rings and pages are not done by this release",
+    if place.ring < 0 or place.page_group != -1:
+        return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d: rolled rows and pages are not done by this release",
                        part.name, part.layer)
+    if place.ring > 0 and (part.growth.rule == CONST or part.growth.rule == STATE or part.growth.sinks > place.units - place.ring):
+        error.wanted, error.found = part.growth.sinks + place.ring, place.units
+        return outcome(error, REFUSED, REASON_PLACE, "part '%s' of layer %d: a ring of %ld units behind %d sinks; the place has %ld, and "
+                       "only parts that grow lie in rings", part.name, part.layer, place.ring, part.growth.sinks, place.units)
     if bytes < 0:
         error.wanted, error.found = part.growth.unit_bytes, place.stride
         return outcome(error, REFUSED, REASON_PLACE, "part '%s' of layer %d: units %ld, stride %ld, rep_stride %ld, banks %ld, "
