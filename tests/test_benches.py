@@ -57,7 +57,7 @@ def built():
 @pytest.mark.parametrize("bench", FIGURES)
 def test_runs(bench, built, tmp_path):
     kind = os.environ.get("STRATA_COPY_RUNTIME") or "host"
-    done = python(BENCH / "run.py", bench, "--quick", "--out", tmp_path, kind=kind)
+    done = python(BENCH / "run.py", bench, "--quick", "--rings", "--out", tmp_path, kind=kind)
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = tmp_path.iterdir()
     found = json.loads(path.read_text())
