@@ -1,4 +1,4 @@
-"""Runs the benchmarks: python bench/run.py [submit] [copies] [neighbour] [strata]
+"""Runs the benchmarks: python bench/run.py [submit] [copies] [neighbour] [queueing] [strata]
 
 They are built before, by python bench/setup.py build_ext --inplace. STRATA_COPY_RUNTIME says which runtime is measured,
 as for the library. A missed goal is no failure; wrong bytes are, and ceilings below what this kind of device has.
@@ -12,6 +12,7 @@ import click
 
 import copies.measure
 import neighbour.measure
+import queueing.measure
 import strata.measure
 import submit.measure
 from common import machine, report
@@ -22,6 +23,7 @@ BENCHES = {
     "submit": submit.measure.run,
     "copies": copies.measure.run,
     "neighbour": neighbour.measure.run,
+    "queueing": queueing.measure.run,
     "strata": strata.measure.run,
 }
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -30,7 +32,12 @@ RESULTS = Path(__file__).resolve().parent / "results"
 @click.command()
 @click.argument("benches", nargs=-1, type=click.Choice(list(BENCHES)))
 @click.option("--quick", is_flag=True, help="Tiny sizes: shows that everything runs and copies right, not how fast.")
-@click.option("--long/--no-long", default=True, help="Of copies, strata: also 497,051 tokens, if the device has room.")
+@click.option(
+    "--long/--no-long",
+    default=True,
+    help="Of copies, queueing, strata: also 497,051 tokens, if the device has room.",
+)
+@click.option("--rings", is_flag=True, help="Of queueing: also rings of other shapes, for a minute.")
 @click.option(
     "--tokens",
     type=click.IntRange(min=1),
@@ -38,16 +45,20 @@ RESULTS = Path(__file__).resolve().parent / "results"
     help="Of strata: a length in int8; may be given several times.",
 )
 @click.option("--out", type=click.Path(path_type=Path), default=RESULTS, help="The folder for one JSON file each.")
-def main(benches: tuple[str, ...], quick: bool, long: bool, tokens: tuple[int, ...], out: Path) -> None:
+def main(benches: tuple[str, ...], quick: bool, long: bool, rings: bool, tokens: tuple[int, ...], out: Path) -> None:
     """Measures BENCHES, all by default, writes what was found and shows it beside the goals."""
     opened = runtime.open()
     setting, results = Setting(quick), []
+    options = {
+        "copies": {"long": long},
+        "queueing": {"long_copies": long, "rings": rings},
+        "strata": {"long": long, "tokens": tokens},
+    }
     described = {**machine.describe(), "quick": quick}
     try:
         for name in dict.fromkeys(benches or BENCHES):
             started = time.monotonic()
-            options = {"copies": {"long": long}, "strata": {"long": long, "tokens": tokens}}.get(name, {})
-            results.append(BENCHES[name](setting, **options))
+            results.append(BENCHES[name](setting, **options.get(name, {})))
             path = report.write(results[-1], described, out)
             click.echo(f"{name}: {time.monotonic() - started:.1f} s, {path}", err=True)
     finally:

@@ -17,18 +17,28 @@ FIGURES = {
     "submit": "submit, ours / twin",
     "copies": "both directions at once, int8, 2000 tokens",
     "neighbour": "h2d beside ours, p95",
+    "queueing": "into fresh pageable memory, ours / cudaMemcpy",
     "strata": "k8v4, mode 1, 120 tokens, back, on",
 }
-# One wrong byte in each copy of the library: the fifth that is executed once a target was made ready for it.
+# One wrong byte in each copy of the library: the fifth that is executed once a target was made ready for it. In fresh
+# memory, which is verified in a way of its own, the first.
 SABOTAGE = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import run
 from common.setting import Case
+from queueing.pageable import Fresh
 from strata_copy import host_runtime
-ready = Case.spoil
-Case.spoil = lambda case: (ready(case), host_runtime.corrupt(5))
-run.main(["submit", "--quick", "--out", sys.argv[2]])
+
+def then_corrupt(kind, name, nth):
+    ready = getattr(kind, name)
+    setattr(kind, name, lambda *args, **how: [ready(*args, **how), host_runtime.corrupt(nth)][0])
+
+if sys.argv[3] == "submit":
+    then_corrupt(Case, "spoil", 5)
+else:
+    then_corrupt(Fresh, "__init__", 1)
+run.main([sys.argv[3], "--quick", "--out", sys.argv[2]])
 """
 
 
@@ -48,7 +58,7 @@ def built():
 @pytest.mark.parametrize("bench", FIGURES)
 def test_runs(bench, built, tmp_path):
     kind = os.environ.get("STRATA_COPY_RUNTIME") or "host"
-    done = python(BENCH / "run.py", bench, "--quick", "--out", tmp_path, kind=kind)
+    done = python(BENCH / "run.py", bench, "--quick", "--rings", "--out", tmp_path, kind=kind)
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = tmp_path.iterdir()
     found = json.loads(path.read_text())
@@ -63,8 +73,9 @@ def test_runs(bench, built, tmp_path):
         assert figure["name"] in done.stdout
 
 
-def test_wrong_bytes_fail_the_run(built, tmp_path):
-    done = python("-c", SABOTAGE, BENCH, tmp_path, kind="host")
+@pytest.mark.parametrize("bench", ["submit", "queueing"])
+def test_wrong_bytes_fail_the_run(bench, built, tmp_path):
+    done = python("-c", SABOTAGE, BENCH, tmp_path, bench, kind="host")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "WRONG BYTES" in done.stdout
     (path,) = tmp_path.iterdir()

@@ -7,7 +7,7 @@ from libc.string cimport memset
 
 from common.failure cimport check, noted
 from strata_copy.abi cimport Error
-from strata_copy.cudart cimport cudaMemoryTypeHost, cudaPointerAttributes, cudaStream_t, rt
+from strata_copy.cudart cimport cudaMemoryTypeDevice, cudaPointerAttributes, cudaStream_t, rt
 
 
 cdef class Extents:
@@ -51,7 +51,7 @@ cdef class Extents:
             check(noted(rt.cudaPointerGetAttributes(&found, self.items[i].target), "cudaPointerGetAttributes", &error), &error)
             for row in range(self.items[i].rows):
                 target = self.items[i].target + row * self.items[i].target_pitch
-                if found.type == cudaMemoryTypeHost:
+                if found.type != cudaMemoryTypeDevice:
                     memset(target, 0xA5, self.items[i].width)
                     continue
                 check(noted(rt.cudaMemsetAsync(target, 0xA5, self.items[i].width, <cudaStream_t>stream), "cudaMemsetAsync", &error),

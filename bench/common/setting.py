@@ -1,6 +1,8 @@
 """What the benchmarks of one process share, for it takes long to make: the copier, filled sessions, the ceilings."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 from common.ceilings import Ceilings, void_ways
 from common.extents import Extents
@@ -42,6 +44,24 @@ class Setting:
         with ThreadPoolExecutor() as threads:
             list(threads.map(Session.fill, made))
         return [self._sessions[format, kind, role] for kind, role in wanted]
+
+    def has_room(self, sessions: int) -> bool:
+        """Whether so many of the longest conversations in k8v4 fit into what is free on the device.
+
+        A token has 816 bytes of K/V and 128 of keys in each of 12 layers.
+        """
+        return runtime.memory_info()[0] >= 1.1 * sessions * self.tokens["long"] * 12 * 944
+
+    @contextmanager
+    def copier_with(self, **how: int) -> Iterator[None]:
+        """Meanwhile the copier is another one. Cases belong to the copier that they were made with."""
+        self.copier.close()
+        self.copier = Copier((0,), **how)
+        try:
+            yield
+        finally:
+            self.copier.close()
+            self.copier = Copier((0,))
 
     def check_ceilings(self, result: Result) -> None:
         """Measures again behind the cases, and notes the larger figures of both in the result."""

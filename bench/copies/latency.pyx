@@ -8,6 +8,7 @@ from libc.stdint cimport int32_t, int64_t, uintptr_t
 cimport strata_copy as sc
 from common.clock cimport now
 from common.failure cimport check, noted
+from common.request cimport request_up_to
 from strata_copy.atomics cimport load_i32, load_u64, store_i32, store_u64
 from strata_copy.cudart cimport cudaErrorNotReady, cudaEvent_t, cudaStream_t, rt
 
@@ -39,14 +40,13 @@ cdef class Watch:
         runtime.event_destroy(<uintptr_t>self.event)
         runtime.stream_destroy(<uintptr_t>self.stream)
 
-    def run(self, plan, int64_t upto, int repetitions, int warm_up):
-        """ns of each repetition, from the call of submit until the layer is ready."""
+    def run(self, plan, int64_t upto, int repetitions, int warm_up, feed=None):
+        """ns of each repetition, from the call of submit until the layer is ready. feed: as of Plan.submit."""
         cdef sc.Plan *c_plan = sc.plan_of(plan)
-        cdef sc.Request request = sc.request_new(&upto, 1)
+        cdef sc.Request request = request_up_to(&upto, feed)
         cdef sc.Error error
         cdef int64_t start = 0
         cdef int i, status = 0
-        request.flags = sc.CALLER_SYNCED
         store_i32(&self.round, 0)
         store_i32(&self.seen, 0)
         watcher = threading.Thread(target=self.watch, name="watch")

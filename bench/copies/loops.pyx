@@ -6,6 +6,7 @@ cimport strata_copy as sc
 from common.clock cimport now
 from common.extents cimport Extents, copy_extent
 from common.failure cimport check, noted
+from common.request cimport request_up_to
 from strata_copy.cudart cimport cudaStream_t, rt
 
 cdef enum:
@@ -13,20 +14,20 @@ cdef enum:
     MAX_STREAMS = 8
 
 
-def by_library(plans, int64_t upto, size_t stream, int repetitions, int warm_up, bint by_sync=False):
+def by_library(plans, int64_t upto, size_t stream, int repetitions, int warm_up, bint by_sync=False, feed=None):
     """ns of each repetition, all plans at once, submitted one after the other by this thread.
 
-    The end is seen by synchronizing `stream` behind wait_done; `by_sync`, by sync, which looks at memory.
+    The end is seen by synchronizing `stream` behind wait_done; `by_sync`, by sync, which looks at memory. feed: as of
+    Plan.submit.
     """
     cdef sc.Plan *items[MAX_AT_ONCE]
-    cdef sc.Request request = sc.request_new(&upto, 1)
+    cdef sc.Request request = request_up_to(&upto, feed)
     cdef sc.Error error
     cdef cudaStream_t consumer = <cudaStream_t><uintptr_t>stream
     cdef int64_t ns = 0
     cdef int status = 0, i, n = len(plans)
     if n > MAX_AT_ONCE:
         raise ValueError(f"{n} plans; at most {MAX_AT_ONCE}")
-    request.flags = sc.CALLER_SYNCED
     for i in range(n):
         items[i] = sc.plan_of(plans[i])
     found = []
@@ -52,7 +53,7 @@ cdef int once(sc.Plan **plans, int n, const sc.Request *request, cudaStream_t co
             submitted += status == 0
     for i in range(submitted):
         if status == 0:
-            status = sc.sync(tickets[i], -1, error) if by_sync else sc.wait_done(tickets[i], consumer, 0, error)
+            status = sc.sync(tickets[i], -1, error) if by_sync else sc.wait_done(tickets[i], consumer, -1, error)
     if status == 0 and not by_sync:
         status = noted(rt.cudaStreamSynchronize(consumer), "cudaStreamSynchronize", error)
     ns[0] = now() - start

@@ -6,7 +6,6 @@ from common.report import Figure, Result, spread
 from common.setting import Case, Setting, verify
 from copies.latency import Watch
 from copies.loops import by_library, by_streams
-from strata_copy import runtime
 
 LOCAL, PINNED, BOTH_WAYS = 0.82, 0.98, 0.95  # goals: shares of the ceiling
 FIRST_LAYER = 0.5  # ms
@@ -35,9 +34,9 @@ def run(setting: Setting, long: bool = True) -> Result:
     largest = long_case(setting) if long else None
     if largest is not None:
         bench.measure(f"slot -> slot, k8v4, {largest.upto} tokens", [largest], "d2d", LOCAL)
-    ready = first_layer(bench, local if largest is None else largest)
+    ready = [first_layer(bench, local if largest is None else largest, feed) for feed in (False, True)]
     setting.check_ceilings(result)
-    result.figures += [*bench.shares(), ready]
+    result.figures += [*bench.shares(), *ready]
     return result
 
 
@@ -49,8 +48,11 @@ class Bench:
         self.repetitions, self.warm_up = repetitions, warm_up
         self.timed: list[tuple[str, int, str, float | None, list[int], list[int]]] = []
 
-    def measure(self, name: str, cases: Sequence[Case], way: str, goal: float | None, bare: int = 0) -> None:
-        """All cases at once. bare: on so many streams of plain cudaMemcpyAsync instead of by the library."""
+    def measure(
+        self, name: str, cases: Sequence[Case], way: str, goal: float | None, bare: int = 0, feed: bool | None = None
+    ) -> None:
+        """All cases at once. bare: on so many streams of plain cudaMemcpyAsync instead of by the library. feed: as of
+        Plan.submit."""
         streams, by_sync = self.setting.streams, []
         for case in cases:
             case.spoil()
@@ -58,8 +60,8 @@ class Bench:
             times = by_streams(cases[0].extents, streams[:bare], self.repetitions, self.warm_up)
         else:
             plans = [case.plan for case in cases]
-            times = by_library(plans, cases[0].upto, streams[0], self.repetitions, self.warm_up)
-            by_sync = by_library(plans, cases[0].upto, streams[0], self.repetitions, 1, True)
+            times = by_library(plans, cases[0].upto, streams[0], self.repetitions, self.warm_up, feed=feed)
+            by_sync = by_library(plans, cases[0].upto, streams[0], self.repetitions, 1, True, feed=feed)
         self.result.wrong += verify(name, *cases)
         self.timed.append((name, sum(case.bytes for case in cases), way, goal, times, by_sync))
 
@@ -80,23 +82,23 @@ class Bench:
 
 def long_case(setting: Setting) -> Case | None:
     """The longest conversation in the smallest format that keeps 8-bit keys, where two of it fit into what is free."""
-    tokens = setting.tokens["long"]
-    if runtime.memory_info()[0] < 2.2 * tokens * 12 * 944:  # 816 bytes of K/V and 128 of keys in each of 12 layers
+    if not setting.has_room(2):
         return None
     slot, other = setting.sessions("k8v4", "long", DEVICE, DEVICE_TOO)
-    return Case(setting, slot, other, tokens)
+    return Case(setting, slot, other, setting.tokens["long"])
 
 
-def first_layer(bench: Bench, case: Case) -> Figure:
-    """From the call of submit until a second thread sees the event behind wait_layer(0) complete."""
+def first_layer(bench: Bench, case: Case, feed: bool) -> Figure:
+    """From the call of submit until a second thread sees the event behind wait_layer(0) complete. feed: whether the
+    worker queues the copy, or the caller."""
     repetitions = 3 if bench.setting.quick else 30
     case.spoil()
     watch = Watch(0)
     try:
-        times = watch.run(case.plan, case.upto, repetitions, bench.warm_up)
+        times = watch.run(case.plan, case.upto, repetitions, bench.warm_up, feed)
     finally:
         watch.close()
-    name = f"layer 0 ready, slot -> slot, {case.upto} tokens"
+    name = f"layer 0 ready, slot -> slot, {case.upto} tokens{', fed' if feed else ''}"
     bench.result.wrong += verify(name, case)
     found = spread(times, 1e-6, 4)
     return Figure(name, found["median"], "ms", FIRST_LAYER, samples=found)

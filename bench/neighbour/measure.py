@@ -44,35 +44,49 @@ def direction(setting: Setting, result: Result, case: Case, way: str, copies: in
     try:
         case.spoil()
         found = {"alone": (foreign.alone(20 if setting.quick else 500), [])}
-        ours = [foreign.beside_library(case.plan, case.upto, copies) for _ in range(rounds)]
-        foreign.at_random = True
-        at_random = [foreign.beside_library(case.plan, case.upto, copies) for _ in range(rounds)]
-        foreign.at_random = False
+        found |= beside_ours(foreign, case, copies, rounds)
         result.wrong += verify(f"beside a foreign copy, {way}", case)
         plain = [foreign.beside_plain(case.extents, setting.streams[0], copies) for _ in range(rounds)]
     finally:
         foreign.close()
-    for name, many in (("ours", ours), ("at random", at_random), ("plain", plain)):
-        found[name] = np.concatenate([times for times, _ in many]), [took for _, took in many]
+    return found | {"plain": joined(plain)}
+
+
+def beside_ours(foreign: Foreign, case: Case, copies: int, rounds: int) -> dict:
+    """Foreign times and those of the long copies, in ns: with sleeps in between, and at random."""
+    found = {}
+    for name in ("at random", "ours"):
+        foreign.at_random = name == "at random"
+        found[name] = joined([foreign.beside_library(case.plan, case.upto, copies) for _ in range(rounds)])
     return found
 
 
+def joined(rounds: list) -> tuple[np.ndarray, list[int]]:
+    return np.concatenate([times for times, _ in rounds]), [took for _, took in rounds]
+
+
 def figures(way: str, found: dict, ceiling: float, in_flight: int) -> list[Figure]:
-    limit = round(CHUNK / ceiling / 1e6 + P95, 3)
-    times = {name: spread(foreign, 1e-6, 4) for name, (foreign, _) in found.items()}
+    times = {name: spread(found[name][0], 1e-6, 4) for name in ("plain", "alone")}
     # At random, for there the end is looked for all the time.
     rate = {name: round(in_flight / float(np.median(found[name][1])), 2) for name in ("at random", "plain")}
-    samples, share = times["ours"], {"share of the ceiling": round(rate["at random"] / ceiling, 4)}
-    at_random = times["at random"]
+    share = {"share of the ceiling": round(rate["at random"] / ceiling, 4)}
     return [
-        Figure(f"{way} beside ours, p50", samples["median"], "ms", samples=samples),
-        Figure(f"{way} beside ours, p95", samples["p95"], "ms", P95),
-        Figure(f"{way} beside ours, max", samples["worst"], "ms", limit),
-        Figure(f"{way} at random beside ours, p50", at_random["median"], "ms", samples=at_random),
-        Figure(f"{way} at random beside ours, p95", at_random["p95"], "ms", P95),
-        Figure(f"{way} at random beside ours, max", at_random["worst"], "ms", limit),
+        *waits(way, "ours", found, ceiling),
         Figure(f"{way}: ours meanwhile", rate["at random"], "GB/s", samples=share),
         Figure(f"{way} beside plain copies, p50", times["plain"]["median"], "ms", samples=times["plain"]),
         Figure(f"{way}: the plain ones meanwhile", rate["plain"], "GB/s"),
         Figure(f"{way} alone, p50", times["alone"]["median"], "ms", samples=times["alone"]),
     ]
+
+
+def waits(way: str, whom: str, found: dict, ceiling: float) -> list[Figure]:
+    """What the foreign copies took beside `whom`. ceiling: of their way, GB/s."""
+    limit, figures = round(CHUNK / ceiling / 1e6 + P95, 3), []
+    for name, when in (("ours", way), ("at random", f"{way} at random")):
+        times = spread(found[name][0], 1e-6, 4)
+        figures += [
+            Figure(f"{when} beside {whom}, p50", times["median"], "ms", samples=times),
+            Figure(f"{when} beside {whom}, p95", times["p95"], "ms", P95),
+            Figure(f"{when} beside {whom}, max", times["worst"], "ms", limit),
+        ]
+    return figures

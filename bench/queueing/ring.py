@@ -1,0 +1,79 @@
+"""Pinned memory to pinned memory, through the ring and by the driver, and a foreign copy beside the ring."""
+
+import numpy as np
+from copies.loops import by_library, by_streams
+from neighbour.loops import Foreign
+
+from common.report import Figure, Result, spread
+from common.setting import Case, Setting, verify
+from neighbour.measure import FOREIGN, IN_FLIGHT, PERIOD, beside_ours, waits
+from queueing.loops import WHAT, by_submit
+
+RATIO, SUBMIT = 6, 1.0  # goals: of the driver's speed; ms
+CHUNKS, SLOTS = (2, 4, 8, 16), (2, 4, 8)  # MiB; of the rings that are compared
+
+
+def rows(setting: Setting, result: Result, rings: bool) -> list[Figure]:
+    case = pinned_to_pinned(setting)
+    name = f"pinned -> pinned, fp16, {case.upto} tokens"
+    few, many = (1, 2) if setting.quick else (3, 9)
+    case.spoil()
+    plain = spread(by_streams(case.extents, setting.streams[:1], few, 1), 1e-6)
+    result.wrong += verify(f"{name}, by the driver", case)
+    case.spoil()
+    ours = spread(by_library([case.plan], case.upto, setting.streams[0], many, few), 1e-6)
+    submit = spread(by_submit(case.plan, case.upto, many, 1)[:, WHAT.index("submit")], 1e-6, 4)
+    result.wrong += verify(name, case)
+    rate = {"bytes": case.bytes, "ms": ours, "ms by cudaMemcpyAsync": plain}
+    gbs = {"ours": gb_per_s(case, ours), "the driver's": gb_per_s(case, plain)}
+    found = [
+        Figure(f"{name}, ours / cudaMemcpyAsync", round(plain["median"] / ours["median"], 3), "", RATIO, True, rate),
+        Figure(name, gbs["ours"], "GB/s"),
+        Figure(f"{name}, by cudaMemcpyAsync", gbs["the driver's"], "GB/s"),
+        Figure(f"submit, {name}", submit["median"], "ms", SUBMIT, samples=submit),
+    ]
+    for way in ("d2h", "h2d"):
+        found += beside_foreign(setting, case, way)
+    result.wrong += verify("the ring beside a foreign copy", case)
+    return found + (compared(setting, result) if rings else [])
+
+
+def pinned_to_pinned(setting: Setting) -> Case:
+    source, target = setting.sessions("fp16", "middle", ("pinned", "source"), ("pinned", "target"))
+    return Case(setting, source, target, setting.tokens["middle"])
+
+
+def gb_per_s(case: Case, ms: dict) -> float:
+    return round(case.bytes / ms["median"] / 1e6, 2)
+
+
+def beside_foreign(setting: Setting, case: Case, way: str) -> list[Figure]:
+    """As in neighbour: the foreign copy sleeps, and comes at random."""
+    copies, rounds = (1, 1) if setting.quick else (-int(-IN_FLIGHT // case.bytes), 5)
+    foreign = Foreign(FOREIGN, PERIOD, way == "h2d")
+    case.spoil()
+    try:
+        found = beside_ours(foreign, case, copies, rounds)
+    finally:
+        foreign.close()
+    rate = round(copies * case.bytes / float(np.median(found["at random"][1])), 2)
+    return [
+        *waits(way, "the ring", found, setting.ceilings.found[way]),
+        Figure(f"{way}: the ring meanwhile", rate, "GB/s"),
+    ]
+
+
+def compared(setting: Setting, result: Result) -> list[Figure]:
+    """Rings of other shapes, a copier for each."""
+    found = []
+    for chunk in CHUNKS:
+        for slots in SLOTS:
+            with setting.copier_with(device_memory=slots * chunk << 20, ring_slots=slots):
+                case = pinned_to_pinned(setting)
+                name = f"pinned -> pinned, {slots} chunks of {chunk} MiB"
+                case.spoil()
+                repetitions = 1 if setting.quick else 5
+                times = spread(by_library([case.plan], case.upto, setting.streams[0], repetitions, 1), 1e-6)
+                result.wrong += verify(name, case)
+                found.append(Figure(name, gb_per_s(case, times), "GB/s", samples=times))
+    return found
