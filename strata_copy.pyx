@@ -18,7 +18,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 cimport strata_copy.abi as abi
-from strata_copy.abi cimport AGAIN, API_VERSION, FAILED, FEED, OK, QUEUE_ALL, REASON_CLOSED, REASON_LAYOUT, REFUSED, Error
+from strata_copy.abi cimport AGAIN, API_VERSION, FAILED, OK, REASON_CLOSED, REASON_LAYOUT, REFUSED, Error
 from strata_copy.atomics cimport load_i32, load_u64
 from strata_copy.copier cimport Opening, the_copier
 from strata_copy.courses cimport in_hook
