@@ -19,7 +19,9 @@ from strata_copy.lanes cimport (
     CELLS, Budget, CopierData, DeviceLanes, Slot, device_index, now, pthread_mutex_lock, pthread_mutex_unlock, record,
 )
 from strata_copy.layout cimport LayoutData
-from strata_copy.plan cimport MAX_DEVICES, ROUTE_LOCAL, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, PlanData, Units, note_early, plan_hold, units_to_move
+from strata_copy.plan cimport (
+    MAX_DEVICES, ROUTE_LOCAL, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, PlanData, Units, note_early, plan_hold, units_to_move,
+)
 from strata_copy.states cimport TICKET_WORDS, StateData
 from strata_copy.tickets cimport QUEUING, give_up, of_hook, queued_to_end, sweep
 from strata_copy.worker cimport Job, feed, take_job, worker_reserve

@@ -15,8 +15,8 @@ from strata_copy.cudart cimport (
     guard_enter, guard_leave, observed, outcome, published, rt,
 )
 from strata_copy.lanes cimport (
-    CLOSING, LANES, CopierData, DeviceLanes, Slot, SlotDevice, cudaEvent_t, device_drain, now, poison_all, pthread_cond_broadcast, pthread_cond_t,
-    pthread_cond_timedwait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t, pthread_cond_init,
+    CLOSING, LANES, CopierData, DeviceLanes, Slot, SlotDevice, cudaEvent_t, device_drain, now, poison_all, pthread_cond_broadcast,
+    pthread_cond_t, pthread_cond_timedwait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t, pthread_cond_init,
     pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock,
 )
 from strata_copy.plan cimport PlanData, plan_drop
@@ -30,6 +30,7 @@ cdef extern from "sched.h" nogil:
 cdef enum:
     NAP_NS = 20000          # between two looks at a word
     AWAKE_NS = 2000000      # how long sync looks without napping
+    ASK_NS = 10000000       # between two times that sync asks CUDA
 
 # What wait_queued sleeps on: `waiting` counts the threads that do, so that telling nobody costs a load.
 cdef pthread_mutex_t news_lock
@@ -154,7 +155,7 @@ cdef int ticket_sync(Ticket ticket, int64_t timeout_ns, Error *error) noexcept n
             if status == AGAIN and error.status == REFUSED:     # CUDA could not be asked
                 unpin(slot)
                 return REFUSED
-            ask_at = at + NAP_NS
+            ask_at = at + ASK_NS
         at = now()
         if status != AGAIN or (timeout_ns >= 0 and at - began >= timeout_ns):
             break
