@@ -2,5 +2,5 @@
 
 from strata_copy.abi cimport *
 from strata_copy._core cimport (
-    copier_of, finished, generation, plan_of, poll, release, reset, state_of, submit, sync, wait_done, wait_layer, wait_source,
+    cancel, copier_of, finished, generation, plan_of, poll, release, reset, state_of, submit, sync, wait_done, wait_layer, wait_source,
 )
