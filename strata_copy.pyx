@@ -21,6 +21,7 @@ cimport strata_copy.abi as abi
 from strata_copy.abi cimport AGAIN, API_VERSION, FAILED, FEED, OK, QUEUE_ALL, REASON_CLOSED, REASON_LAYOUT, REFUSED, Error
 from strata_copy.atomics cimport load_i32, load_u64
 from strata_copy.copier cimport Opening, the_copier
+from strata_copy.courses cimport in_hook
 from strata_copy.cudart cimport clear, observed, outcome, published, require_runtime
 from strata_copy.lanes cimport MAX_RING, CopierData
 from strata_copy.layout cimport MAX_GROUPS, Layout, LayoutData, layout_data
@@ -32,7 +33,7 @@ from strata_copy.raising cimport raise_error
 from strata_copy.states cimport MAX_TICKETS, StateData, check_places, state_drop, state_new
 from strata_copy.submit cimport adopt_plan, submit_plan
 from strata_copy.tickets cimport (
-    reset_state, state_users, ticket_look, ticket_poll, ticket_release, ticket_sync, ticket_wait_done, ticket_wait_layer,
+    of_hook, reset_state, state_users, ticket_look, ticket_poll, ticket_release, ticket_sync, ticket_wait_done, ticket_wait_layer,
     tickets_finished,
 )
 from strata_copy.values cimport RequestValues, fill_place, fill_request, fill_way
@@ -328,6 +329,11 @@ cdef class Copier:
 
     def close(self):
         """Waits for the tickets in flight, then gives everything back. Tickets keep what they last knew. Closing twice is allowed."""
+        cdef Error error
+        if in_hook():
+            clear(&error)
+            of_hook("close", &error)
+            raise_error(&error)
         with _opening:
             if not self.closed:
                 close_on_thread(self.data, self._ended)

@@ -39,8 +39,9 @@ cdef struct Course:
     uint32_t unmarked           # that have bytes of earlier layers without events
     int32_t local               # the local lane of this layer, or -1
     int64_t queued[LANES]       # bytes
-    cudaEvent_t last[LANES]     # event behind the latest layer
+    cudaEvent_t last[LANES]     # event behind the latest layer; NULL where the hook's latest work is behind it
     cudaEvent_t hooked          # behind the hook's latest work
+    uint32_t hook_lanes         # that the hook's stream is behind: their bundles, and layers up to its latest
     int64_t unmarked_bytes
     int32_t first_unmarked      # the first layer without events
     # Of the step under way:

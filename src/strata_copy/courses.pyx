@@ -179,14 +179,13 @@ cdef int queue_end(Course *course) noexcept nogil:
     cdef int32_t n
     cdef int code
     cdef int status = OK
-    if course.hooked != NULL:           # which is behind every lane
-        status = wait_event(device, device.finish, course.hooked, course.guard, course.error)
-    elif course.share.taken == 0:
+    if course.share.taken == 0:
         status = wait_before(course, device.finish)
-    else:
-        for n in range(LANES):
-            if status == OK and course.last[n] != NULL:
-                status = wait_event(device, device.finish, course.last[n], course.guard, course.error)
+    elif course.hooked != NULL:
+        status = wait_event(device, device.finish, course.hooked, course.guard, course.error)
+    for n in range(LANES):
+        if status == OK and course.last[n] != NULL:
+            status = wait_event(device, device.finish, course.last[n], course.guard, course.error)
     if status == OK:
         status = record(device, course.share.done, device.finish, course.guard, course.error)
     if status != OK:
@@ -308,19 +307,22 @@ cdef int call_hook(Course *course) noexcept nogil:
     cdef int before = -1, told = 0
     cdef int status = OK
     cdef int code
-    if course.hooked == NULL:
+    bundles = bundles_of_layer(course.slot, <int32_t>(share - course.slot.devices), layer) & ~course.hook_lanes
+    if course.hooked == NULL and bundles == 0 and share.layer_lanes[layer] == 0:    # nothing of this ticket to come behind
         status = wait_before(course, device.hook)
-    bundles = bundles_of_layer(course.slot, <int32_t>(share - course.slot.devices), layer)
+    course.hook_lanes |= bundles | share.layer_lanes[layer]
     for i in range(LANES):
         if status == OK and (bundles >> i) & 1:
-            status = wait_event(device, device.hook, event_of(course, share.bundle_event[i]), course.guard, course.error)
+            status = hook_waits(course, event_of(course, share.bundle_event[i]))
     for i in range(share.first_event[layer], share.end_event[layer]):
         if status == OK:
-            status = wait_event(device, device.hook, event_of(course, i), course.guard, course.error)
+            status = hook_waits(course, event_of(course, i))
     if status != OK:
         return status
     code = rt.cudaGetDevice(&before)
-    if code == 0 and before != device.device:
+    if code != 0:
+        return cuda_failed(FAILED, code, "cudaGetDevice", device.device, course.guard, course.error)
+    if before != device.device:
         code = rt.cudaSetDevice(device.device)
     if code != 0:
         return cuda_failed(FAILED, code, "cudaSetDevice", device.device, course.guard, course.error)
@@ -341,6 +343,15 @@ cdef int call_hook(Course *course) noexcept nogil:
     share.taken += 1
     share.end_event[layer], share.layer_lanes[layer] = share.taken, ~<uint32_t>0
     return status
+
+
+cdef int hook_waits(Course *course, cudaEvent_t event) noexcept nogil:
+    """The end of the ticket comes behind the hook's work, and so behind lanes of which this is the last event."""
+    cdef int32_t n
+    for n in range(LANES):
+        if course.last[n] == event:
+            course.last[n] = NULL
+    return wait_event(course.device, course.device.hook, event, course.guard, course.error)
 
 
 # ---- bytes onto lanes

@@ -8,7 +8,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from strata_copy.abi cimport (
-    AGAIN, FEED, OK, POISONED, QUEUE_ALL, REASON_CAPACITY, REASON_HOOK, REASON_PLACE, REFUSED, WAIT_STREAM, Error, Request, Ticket, Wait,
+    AGAIN, FEED, OK, POISONED, QUEUE_ALL, REASON_CAPACITY, REASON_PLACE, REFUSED, WAIT_STREAM, Error, Request, Ticket, Wait,
 )
 from strata_copy.atomics cimport add_i32, add_i64, load_i32, store_i32, store_i64, store_u64
 from strata_copy.checks cimport check_devices, check_open, check_plan_now, check_waits, uses_device
@@ -21,7 +21,7 @@ from strata_copy.lanes cimport (
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport MAX_DEVICES, ROUTE_LOCAL, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, PlanData, Units, note_early, plan_hold, units_to_move
 from strata_copy.states cimport TICKET_WORDS, StateData
-from strata_copy.tickets cimport QUEUING, give_up, queued_to_end, sweep
+from strata_copy.tickets cimport QUEUING, give_up, of_hook, queued_to_end, sweep
 from strata_copy.worker cimport Job, feed, take_job, worker_reserve
 
 cdef uint64_t generations = 0       # of tickets, under the copier's lock; goes on from copier to copier
@@ -40,7 +40,7 @@ cdef int submit_plan(PlanData *plan, const Request *request, Ticket *ticket, Err
     s.copier, s.plan, s.request, s.error = the_tables(), plan, request, error
     ticket.v = 0
     if in_hook():
-        return outcome(error, REFUSED, REASON_HOOK, "submit was called by a hook, which may only enqueue on its stream")
+        return of_hook("submit", error)
     pthread_mutex_lock(&s.copier.lock)
     status = check_open(s.copier, plan.copier, error)
     if status == OK:
@@ -282,6 +282,8 @@ cdef int queue_all(Submission *s) noexcept nogil:
 cdef int adopt_plan(PlanData *plan, Error *error) noexcept nogil:
     cdef CopierData *copier = the_tables()
     cdef int status
+    if in_hook():
+        return of_hook("plan", error)
     pthread_mutex_lock(&copier.lock)
     status = check_open(copier, copier.number, error)
     if status == OK:

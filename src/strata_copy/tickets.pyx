@@ -519,7 +519,7 @@ cdef int end_poisoned(CopierData *copier, Slot *slot, int32_t d) noexcept nogil:
 
 cdef int ask_if_late(CopierData *copier, Slot *slot, Error *error) noexcept nogil:
     cdef int status = slot_status(copier, slot)
-    if status != AGAIN or load_i32(&slot.status) != AGAIN:
+    if status != AGAIN or load_i32(&slot.status) != AGAIN or in_hook():
         return status
     if now() - max(slot.asked, slot.started) < copier.patience:
         return AGAIN

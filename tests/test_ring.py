@@ -1,0 +1,294 @@
+"""Pinned memory to pinned memory, in two hops through a ring of slots on the device."""
+
+import random
+from collections import Counter
+
+import pytest
+
+import strata_copy as sc
+from fixtures import SYNCED, Memory, after_copy, differences, small_layout, untouched
+from strata_copy import host_runtime, runtime
+
+LAYOUT = small_layout("k8v4")
+UPTO = 90
+RINGS = [1, 2, 4]
+CELLS = 2048  # bytes of the words that tell a ticket's end, on each device
+
+
+def ring_of(slots, slot=2048, **how):
+    how = {"tickets": 8, "layer_events": 24, "chunk": 3000, "window": 2, **how}
+    return sc.Copier(device_memory=slots * slot, ring_slots=slots, **how)
+
+
+def pinned(memory, n=2, layout=LAYOUT, where="pinned"):
+    return [memory(layout, tag, where) for tag in range(1, n + 1)]
+
+
+# ---- bytes
+
+
+@pytest.mark.parametrize("feed", [False, True], ids=["whole", "fed"])
+@pytest.mark.parametrize("slots", RINGS)
+def test_parts_smaller_and_larger_than_a_slot(memory, seed, slots, feed):
+    a, b = pinned(memory)
+    with ring_of(slots, (512, 1024, 4096, 1 << 20)[seed % 4]) as copier:
+        assert copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=feed).sync()
+    assert differences(b, after_copy(a, b, UPTO)) == []
+    assert untouched(a)
+
+
+def spread(n):
+    """Units of the K/V apart, on one side or both, so that rows have gaps, of other widths than slots."""
+
+    def where(i, part):
+        return {"kind": "pinned", "stride": part.unit_bytes + (1 + i % 3) * 4 * n}
+
+    return where
+
+
+@pytest.mark.parametrize("slots", RINGS)
+def test_places_with_strides(memory, seed, slots):
+    print(f"seed {seed}")
+    chance = random.Random(seed * 10 + slots)
+    gaps = chance.choice([(0, 1), (1, 0), (1, 2)])  # of the source, of the target
+    a, b = (memory(LAYOUT, tag, spread(n)) for tag, n in enumerate(gaps, 1))
+    slot, chunk = chance.choice([512, 1536, 3072, 20480]), chance.choice([100, 1000, 10000])
+    with ring_of(slots, slot, chunk=chunk) as copier:
+        for feed in (False, True):
+            assert copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=feed, begin=(13,)).sync()
+            assert differences(b, after_copy(a, b, UPTO, begin=(13,))) == []
+            b.fill()
+    assert untouched(a)
+
+
+@pytest.mark.parametrize("slots", RINGS)
+def test_tickets_share_a_ring(memory, seed, slots):
+    """Three at once, none behind another: whole, fed, and both."""
+    held, feed = pinned(memory, 6), (False, True, None)[seed % 3]
+    pairs = list(zip(held[:3], held[3:], strict=True))
+    with ring_of(slots) as copier:
+        tickets = [
+            copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=n == 1 if feed is None else feed)
+            for n, (a, b) in enumerate(pairs)
+        ]
+        for ticket in reversed(tickets):
+            assert ticket.sync()
+    for a, b in pairs:
+        assert differences(b, after_copy(a, b, UPTO)) == []
+
+
+def test_other_copies_use_the_lanes_of_the_ring_meanwhile(memory, seed):
+    a, b = pinned(memory)
+    c, d = memory(LAYOUT, 3), memory(LAYOUT, 4)
+    with ring_of(2) as copier:
+        tickets = [copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=True),
+                   copier.submit(a.state, c.state, upto=UPTO, after=SYNCED),
+                   copier.submit(c.state, b.state, upto=UPTO, after=SYNCED),
+                   copier.submit(b.state, d.state, upto=UPTO, after=SYNCED, feed=True)]  # fmt: skip
+        for ticket in tickets:
+            assert ticket.sync()
+    values = after_copy(a, c, UPTO)
+    assert differences(c, values) == []
+    values = after_copy(c, b, UPTO, before=after_copy(a, b, UPTO), source_bytes=values)
+    assert differences(b, values) == []
+    assert differences(d, after_copy(b, d, UPTO, source_bytes=values)) == []
+
+
+# ---- memory
+
+
+def test_there_is_no_such_copy_without_a_ring(memory):
+    a, b = pinned(memory)
+    c = memory(LAYOUT, 3)
+    with sc.Copier(tickets=2, layer_events=24, device_memory=0) as copier:
+        with pytest.raises(sc.Refused) as refused:
+            copier.plan(a.state, b.state)
+        assert (refused.value.reason, refused.value.part, refused.value.device) == ("capacity", 0, 0)
+        assert "device_memory=0" in str(refused.value)
+        assert copier.submit(a.state, c.state, upto=UPTO, after=SYNCED).sync()
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("slots", [1, 3, 4, 16])
+def test_its_memory_is_what_was_asked_for_and_does_not_grow(memory, slots):
+    """On each device, in one allocation at open; what a slot of 512s does not fill is not taken."""
+    host_runtime.configure(devices=2, seed=1)
+    a, b = pinned(memory)
+    before, taken = host_runtime.live(), free_memory()
+    with sc.Copier((0, 1), tickets=2, layer_events=24, device_memory=slots * 4096 + 511, ring_slots=slots) as copier:
+        opened = host_runtime.live()
+        assert opened["allocations"] - before["allocations"] == 4
+        assert [x - y for x, y in zip(taken, free_memory(), strict=True)] == [slots * 4096 + CELLS] * 2
+        for feed in (False, True):
+            assert copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=feed).sync()
+        assert host_runtime.live() == opened
+    assert host_runtime.live() == before
+
+
+@pytest.mark.host
+def test_without_device_memory_none_is_taken():
+    before = free_memory()
+    with sc.Copier((0, 1), tickets=2, layer_events=24, device_memory=0):
+        assert [x - y for x, y in zip(before, free_memory(), strict=True)] == [CELLS] * 2
+
+
+def free_memory():
+    free = []
+    for device in range(runtime.device_count()):
+        runtime.set_device(device)
+        free.append(runtime.memory_info()[0])
+    runtime.set_device(0)
+    return free
+
+
+@pytest.mark.parametrize(("memory_asked", "slots"), [(511, 1), (2047, 4), (1, 16)])
+def test_slots_that_are_too_small_are_a_value_error(memory_asked, slots):
+    with pytest.raises(ValueError, match="less than 512 bytes for each"):
+        sc.Copier(device_memory=memory_asked, ring_slots=slots)
+
+
+# ---- what is queued
+
+
+class Lanes:
+    """The streams of the lanes `in` and `out`, learnt from copies that use one of them alone, and what was queued or
+    executed on them since."""
+
+    def __init__(self, copier):
+        layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=64, growth=sc.Growth.linear(1))])
+        device, host = Memory(layout, 8, "device"), Memory(layout, 9, "pinned")
+        self.streams = {}
+        for lane, (a, b) in (("in", (host, device)), ("out", (device, host))):
+            before = len(host_runtime.log())
+            for begin in range(0, 64, 2):  # a chunk and a half each: both streams have their turn
+                chunks = {"begin": (begin,)} if begin else {}
+                assert copier.submit(a.state, b.state, upto=begin + 2, after=SYNCED, **chunks).sync()
+            streams = Counter(stream for _, stream, _ in host_runtime.log()[before:])
+            self.streams[lane] = {stream for stream in streams if stream != host_runtime.log()[0][1]}
+        assert len(self.streams["in"]) == len(self.streams["out"]) == 2
+        assert not self.streams["in"] & self.streams["out"]
+        self.orders, self.log = len(host_runtime.orders()), len(host_runtime.log())
+
+    def copies(self, lane):
+        return [copy for copy in host_runtime.log()[self.log :] if copy[1] in self.streams[lane]]
+
+    def hops(self):
+        """The records and waits that tie the two lanes, in the order of the calls: (function, its number since, the
+        lane that recorded the event). A record that nothing waits for before the event's next one is none."""
+        numbers, recorded, found = Counter(), {}, {}
+        for function, stream, event in host_runtime.orders()[self.orders :]:
+            numbers[function] += 1
+            nth = numbers[function]
+            if function == "cudaEventRecord":
+                recorded[event] = nth, stream
+            elif event in recorded:
+                at, by = recorded[event]
+                for lane, other in (("in", "out"), ("out", "in")):
+                    if by in self.streams[lane] and stream in self.streams[other]:
+                        found["cudaEventRecord", at] = found[function, nth] = lane
+        return [(*call, lane) for call, lane in found.items()]
+
+
+def one_copy(slots, feed, lost=None):
+    """Violations, and the calls that tie the lanes, of a copy with one of them lost."""
+    host_runtime.configure(devices=1, seed=3)
+    a, b = (Memory(LAYOUT, tag, "pinned") for tag in (1, 2))
+    with ring_of(slots, chunk=100, window=1000) as copier:
+        lanes = Lanes(copier)
+        plan = copier.plan(a.state, b.state)
+        if lost:
+            host_runtime.skip(*lost)
+        assert plan.submit(UPTO, after=SYNCED, feed=feed).sync()
+        hops = lanes.hops()
+        return host_runtime.violations(), hops
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("feed", [False, True], ids=["whole", "fed"])
+@pytest.mark.parametrize("slots", RINGS)
+def test_a_slot_is_emptied_before_it_is_filled_and_filled_before_it_is_emptied(slots, feed):
+    """Each record and each wait between the two lanes, lost alone, is a race."""
+    found, hops = one_copy(slots, feed)
+    assert found == []
+    ties = Counter((function, lane) for function, _, lane in hops)
+    fills, again = ties["cudaStreamWaitEvent", "in"], ties["cudaStreamWaitEvent", "out"]
+    assert fills > 4 * slots
+    assert again == ties["cudaEventRecord", "out"] == fills - slots
+    for function, nth, lane in hops:
+        found, _ = one_copy(slots, feed, (function, nth))
+        assert found, f"{function} number {nth}, of lane {lane}"
+        assert all("race: " in text or "unrecorded event" in text for text in found)
+    host_runtime.configure(devices=2)
+
+
+@pytest.mark.host
+def test_small_parts_are_packed(memory):
+    """All of a layer goes in one slot where it fits: then the lanes are tied once for each layer that has bytes, and
+    each extent is copied once on each lane."""
+    host_runtime.configure(devices=1, seed=1)
+    a, b = pinned(memory)
+    with ring_of(2, 1 << 20, chunk=100) as copier:
+        lanes, plan = Lanes(copier), copier.plan(a.state, b.state)
+        assert plan.submit(UPTO, after=SYNCED, feed=False).sync()
+        extents = len(plan.extents(UPTO))
+        assert extents > 2 * LAYOUT.layers
+        assert len(lanes.copies("in")) == len(lanes.copies("out")) == extents
+        waits = [lane for function, _, lane in lanes.hops() if function == "cudaStreamWaitEvent"]
+        assert waits.count("in") <= LAYOUT.layers + 1
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("feed", [False, True], ids=["whole", "fed"])
+@pytest.mark.parametrize("lane", ["in", "out"])
+def test_both_lanes_leave_gaps(memory, lane, feed):
+    """A lane's copies go on from stream to stream after each chunk; a copy is no longer than a slot."""
+    host_runtime.configure(devices=1, seed=1)
+    a, b = pinned(memory)
+    chunk, slot = 3000, 1024
+    with ring_of(4, slot, chunk=chunk) as copier:
+        lanes = Lanes(copier)
+        assert copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=feed).sync()
+        copies = lanes.copies(lane)
+    assert max(size for *_, size in copies) <= slot
+    runs, last = [0], copies[0][1]
+    for _, stream, size in copies:
+        if stream != last:
+            runs.append(0)
+        runs[-1] += size
+        last = stream
+    assert len(runs) > 5
+    assert max(runs) < chunk + slot
+
+
+# ---- failures
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("feed", [False, True], ids=["whole", "fed"])
+@pytest.mark.parametrize("slots", RINGS)
+def test_after_a_failure_the_next_copy_is_exact(memory, slots, feed):
+    """Each copy call and each tie of the lanes fails in turn, with slots full and half full."""
+    tried = 0
+    for function in ("cudaMemcpyAsync", "cudaMemcpy2DAsync", "cudaEventRecord", "cudaStreamWaitEvent"):
+        for nth in range(1, 1000, 3):
+            host_runtime.configure(devices=1, seed=nth)
+            a, b = (Memory(LAYOUT, tag, spread(1)) for tag in (1, 2))
+            with ring_of(slots) as copier:
+                plan = copier.plan(a.state, b.state)
+                host_runtime.fail(function, nth, 1)
+                try:
+                    plan.submit(UPTO, after=SYNCED, feed=feed).sync()
+                except (sc.Refused, sc.Failed) as error:
+                    assert error.call == function
+                if not host_runtime.clear_faults():
+                    break
+                tried += 1
+                assert untouched(a)
+                b.state.reset()
+                b.fill()
+                assert plan.submit(UPTO, after=SYNCED, feed=feed).sync()
+                assert differences(b, after_copy(a, b, UPTO)) == []
+                assert host_runtime.violations() == []
+        else:
+            pytest.fail(f"{function} is called more than 1000 times")
+    assert tried > 30
