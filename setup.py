@@ -64,6 +64,7 @@ ROOMS = [
     "values",
     "opening",
     "save_path",
+    "arena",
 ]
 EXTENSIONS = [
     extension("cudart", "src/strata_copy/cudart.pyx", "src/cudart/table.c"),

@@ -103,6 +103,12 @@ Live live() {
             state.memory.count(RangeKind::device), state.memory.count(RangeKind::host)};
 }
 
+Registered registered() {
+    const Lock lock(runtime().mutex);
+    const Memory &memory = runtime().state->memory;
+    return {memory.registered(), memory.most_registered()};
+}
+
 std::vector<ExecutedCopy> copy_log() {
     const Lock lock(runtime().mutex);
     const auto &copies = runtime().state->record.copies();

@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from strata_copy._core import Copier, Plan, Progress, State, Ticket
+from strata_copy.arena import Arena
 from strata_copy.cudart import RuntimeUnavailable
 from strata_copy.errors import Cancelled, CopyError, Failed, Poisoned, Refused
 from strata_copy.layout import Layout
@@ -18,6 +19,7 @@ from strata_copy.places import CALLER_SYNCED, Event, Place, Stream
 
 __all__ = [
     "CALLER_SYNCED",
+    "Arena",
     "Cancelled",
     "Copier",
     "CopyError",
