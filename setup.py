@@ -65,6 +65,8 @@ ROOMS = [
     "opening",
     "save_path",
     "arena",
+    "lineage",
+    "kinship",
 ]
 EXTENSIONS = [
     extension("cudart", "src/strata_copy/cudart.pyx", "src/cudart/table.c"),

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.pycapsule cimport PyCapsule_New
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 cimport strata_copy.abi as abi
@@ -22,7 +22,10 @@ from strata_copy.abi cimport AGAIN, API_VERSION, FAILED, OK, REASON_CLOSED, REAS
 from strata_copy.atomics cimport load_i32, load_u64
 from strata_copy.cudart cimport clear, observed, outcome, published, require_runtime
 from strata_copy.lanes cimport MAX_DEVICES, CopierData, the_copier
-from strata_copy.layout cimport MAX_GROUPS, Layout, LayoutData, layout_data
+from strata_copy.layout cimport MAX_GROUPS, MAX_MARKS, Layout, LayoutData, layout_data
+from strata_copy.lineage cimport (
+    Known, Lineage, Track, give_words, lineage_advanced, lineage_dirty, lineage_rewindable, lineage_rewound, take_words,
+)
 from strata_copy.opening cimport close_on_thread, open_on_thread
 from strata_copy.plan cimport (
     MAX_SOURCES, Emission, Extent, PlanData, Units, emit_bundle, emit_end, emit_part, plan_drop, plan_new, units_to_move,
@@ -34,7 +37,7 @@ from strata_copy.tickets cimport (
     end_all, free_all, reset_state, state_users, ticket_look, ticket_poll, ticket_release, ticket_sync, ticket_wait_done, ticket_wait_layer,
     tickets_finished,
 )
-from strata_copy.values cimport RequestValues, fill_place, fill_request
+from strata_copy.values cimport RequestValues, fill_marks, fill_place, fill_request
 
 from strata_copy.places import handle, nanoseconds, whole
 
@@ -133,8 +136,77 @@ cdef class State:
             users = state_users(data)
         return users != 0
 
+    def advanced(self, marks):
+        """Rows up to `marks`, and running state with them, were or will be written by the engine: said before the first kernel that
+        writes them. Marks below what is known of the state cut it, as `rewound` does.
+
+        From the first such word on copies of this state move what changed, and the engine is held to it: whoever appends says
+        `advanced`, and whoever rewrites says `rewound`, `dirty` or `reset` before. Each makes running state another one. All are legal
+        while copies are in flight. Raise Refused for marks without a meaning, and where another thread says something of the same
+        state at the same time.
+        """
+        self._say(lineage_advanced, marks)
+
+    def rewound(self, marks):
+        """Rows from `marks` on were or will be rewritten."""
+        self._say(lineage_rewound, marks)
+
+    def dirty(self, part, first_unit=0, n=1):
+        """Units [first_unit, first_unit + n) of part number `part` were or will be rewritten (a K-shift, an eviction, another
+        quantization); what lies behind them in its group counts as rewritten too. Of running state a unit is a bank: said of a snapshot
+        that is taken, at the marks that were said last."""
+        cdef Error error
+        cdef StateData *data = state_data(self)
+        part = whole("part", part, 0, data.layout.n_parts - 1)
+        clear(&error)
+        if lineage_dirty(data.lineage, data.layout, part, whole("first_unit", first_unit, 0, INT64_MAX), whole("n", n, 1, INT64_MAX),
+                         &error) != OK:
+            raise_error(&error)
+
+    def rewindable(self, marks):
+        """Whether the engine could go back to `marks`: rows are known up to there, and running state of exactly these marks is there, live
+        or in a bank. `rewind_blocker` names the part that says no."""
+        return self.rewind_blocker(marks) is None
+
+    def rewind_blocker(self, marks):
+        """The first Part that cannot go back to `marks`, or None where all can."""
+        cdef Error error
+        cdef StateData *data = state_data(self)
+        cdef int64_t values[MAX_MARKS]
+        cdef uint32_t n = fill_marks(self.layout, marks, values)
+        clear(&error)
+        if lineage_rewindable(data.lineage, data.layout, values, n, &error) == OK:
+            return None
+        if error.part < 0:
+            raise_error(&error)
+        return self.layout.parts[error.part]
+
+    @property
+    def lineage(self):
+        """Which rows are known, for logs: a dict from (group, mark) to a list of (epoch, begin, end). Equal epochs are equal rows."""
+        cdef Lineage *lineage = state_data(self).lineage
+        cdef const Track *track
+        found = {}
+        take_words(&lineage, 1)
+        for t in range(lineage.n_tracks):
+            track = &lineage.tracks[<int32_t>t]
+            found[self.layout.groups[track.group], self.layout.marks[track.mark]] = [
+                (track.segments[s].epoch, track.segments[s].begin, track.segments[s].end) for s in range(track.n)]
+        give_words(&lineage, 1)
+        return found
+
+    cdef _say(self, int (*what)(Lineage *, const LayoutData *, const int64_t *, uint64_t, Error *) noexcept nogil, marks):
+        cdef Error error
+        cdef StateData *data = state_data(self)
+        cdef int64_t values[MAX_MARKS]
+        cdef uint32_t n = fill_marks(self.layout, marks, values)
+        clear(&error)
+        if what(data.lineage, data.layout, values, n, &error) != OK:
+            raise_error(&error)
+
     def reset(self):
-        """The content starts anew: valid again after a failed copy, with a new generation. Raises Refused while a ticket uses it."""
+        """The content starts anew: valid again after a failed copy, with a new generation and nothing known of it. Raises Refused while a
+        ticket uses it."""
         cdef Error error
         cdef StateData *data = state_data(self)
         cdef int status
@@ -184,7 +256,7 @@ cdef class Plan:
         """Queues the copy and returns its Ticket, or None where no ticket is free (nothing happened then: try later).
 
         upto: the marks up to which rows move, one int for each of layout.marks. begin: the marks up to which the target has them
-            already; None for 0.
+            already; None for what the states' lineages say, which is 0 where the source was never spoken of.
         after: what the copy waits for (who wrote the source, who still reads the target): Event and Stream values, or CALLER_SYNCED
             where both are known to be done. There is no default.
         groups: names of the groups that move; None for all. src_bank, dst_bank: the bank of parts that have several, an int or a
@@ -197,7 +269,7 @@ cdef class Plan:
         return self.copier._submit(self, upto, after, begin, groups, src_bank, dst_bank, src_generation, dst_generation)
 
     def extents(self, upto, begin=None):
-        """What a submit would copy: a list of (target, source, width, rows, target_pitch, source_pitch), in bytes, in order.
+        """What a submit would copy now: a list of (target, source, width, rows, target_pitch, source_pitch), in bytes, in order.
 
         Extents of a layer are merged where they follow each other; small parts of many layers that lie evenly spaced are one extent,
         before the first layer. Nothing is copied. Raises Refused as submit does.
@@ -209,6 +281,7 @@ cdef class Plan:
         cdef const LayoutData *layout = plan_data(self).target.layout
         cdef Units *units
         cdef Emission emission
+        cdef Known known
         found = []
         fill_request(&values, self.layout, upto, begin, None, None, None, None)
         units = <Units *>calloc(layout.n_parts, sizeof(Units))
@@ -216,7 +289,7 @@ cdef class Plan:
             raise MemoryError
         try:
             clear(&error)
-            if units_to_move(self.data, &values.request, units, &bytes, &error) != OK:
+            if units_to_move(self.data, &values.request, units, &bytes, &known, &error) != OK:
                 raise_error(&error)
             emission.take, emission.sink, emission.pending.rows = collect, <void *>found, 0
             for i in range(self.data.n_bundles):
@@ -612,6 +685,26 @@ cdef int reset(abi.State *state, abi.Error *error) noexcept nogil:
     return reset_state(<StateData *>state, cleared(error, &unread))
 
 
+cdef int advanced(abi.State *state, const int64_t *marks, uint32_t n_marks, abi.Error *error) noexcept nogil:
+    cdef abi.Error unread
+    return lineage_advanced((<StateData *>state).lineage, (<StateData *>state).layout, marks, n_marks, cleared(error, &unread))
+
+
+cdef int rewound(abi.State *state, const int64_t *marks, uint32_t n_marks, abi.Error *error) noexcept nogil:
+    cdef abi.Error unread
+    return lineage_rewound((<StateData *>state).lineage, (<StateData *>state).layout, marks, n_marks, cleared(error, &unread))
+
+
+cdef int dirty(abi.State *state, int32_t part, int64_t first_unit, int64_t n, abi.Error *error) noexcept nogil:
+    cdef abi.Error unread
+    return lineage_dirty((<StateData *>state).lineage, (<StateData *>state).layout, part, first_unit, n, cleared(error, &unread))
+
+
+cdef int rewindable(abi.State *state, const int64_t *marks, uint32_t n_marks, abi.Error *error) noexcept nogil:
+    cdef abi.Error unread
+    return lineage_rewindable((<StateData *>state).lineage, (<StateData *>state).layout, marks, n_marks, cleared(error, &unread))
+
+
 cdef abi.Plan *plan_of(object plan) except NULL:
     return <abi.Plan *>plan_data(plan)
 
@@ -647,6 +740,10 @@ cdef extern from "strata_copy.h" nogil:
         void (*release)(abi.Ticket *) noexcept nogil
         uint64_t (*state_generation)(const abi.State *) noexcept nogil
         int (*state_reset)(abi.State *, abi.Error *) noexcept nogil
+        int (*state_advanced)(abi.State *, const int64_t *, uint32_t, abi.Error *) noexcept nogil
+        int (*state_rewound)(abi.State *, const int64_t *, uint32_t, abi.Error *) noexcept nogil
+        int (*state_dirty)(abi.State *, int32_t, int64_t, int64_t, abi.Error *) noexcept nogil
+        int (*state_rewindable)(abi.State *, const int64_t *, uint32_t, abi.Error *) noexcept nogil
 
 
 cdef Table table
@@ -654,6 +751,8 @@ table.version, table.size = API_VERSION, sizeof(Table)
 table.submit, table.wait_layer, table.wait_done, table.wait_source = submit, wait_layer, wait_done, wait_source
 table.poll, table.finished, table.sync, table.release = poll, finished, sync, release
 table.state_generation, table.state_reset = generation, reset
+table.state_advanced, table.state_rewound = advanced, rewound
+table.state_dirty, table.state_rewindable = dirty, rewindable
 _C_API = PyCapsule_New(&table, "strata_copy._core._C_API", NULL)
 
 

@@ -34,6 +34,10 @@ CAPI = {
     "state_of": "strata_state *(PyObject *)",
     "generation": "uint64_t (strata_state const *)",
     "release": "void (strata_ticket *)",
+    "advanced": "int (strata_state *, int64_t const *, uint32_t, strata_error *)",
+    "rewound": "int (strata_state *, int64_t const *, uint32_t, strata_error *)",
+    "rewindable": "int (strata_state *, int64_t const *, uint32_t, strata_error *)",
+    "dirty": "int (strata_state *, int32_t, int64_t, int64_t, strata_error *)",
 }
 
 # Bytes of the structs of strata_copy.h. Requests carry their size; the others may not change.
@@ -47,7 +51,7 @@ SIZES = {
     "Pages": 24,
     "Request": 144,
     "Ticket": 8,
-    "table": 88,
+    "table": 120,
 }
 
 

@@ -76,6 +76,11 @@ typedef cudaError_t (*strata_event_captured_fn)(cudaEvent_t event);
  * knows what the writer knew; and the calling thread is about to store a word. NULL for CUDA, where such words are plain memory. */
 typedef void (*strata_word_fn)(const void *word);
 
+/* For a runtime that judges: at this point of the stream both rectangles hold the same bytes, as the caller believes, who therefore does
+ * not copy them. NULL for CUDA. */
+typedef void (*strata_unchanged_fn)(const void *target, size_t target_pitch, const void *source, size_t source_pitch, size_t width,
+                                    size_t rows, cudaStream_t stream);
+
 /* A member may have its function's name only where that is looked up outside of the struct. */
 #ifdef __cplusplus
 #define STRATA_FIELD(f) __typeof__(&::f) f;
@@ -91,6 +96,7 @@ typedef struct strata_cudart {
     strata_event_captured_fn event_captured;
     strata_word_fn observed;
     strata_word_fn published;
+    strata_unchanged_fn unchanged;
 } strata_cudart;
 
 #ifdef __cplusplus

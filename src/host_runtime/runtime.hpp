@@ -98,9 +98,9 @@ public:
     template <class Body>
     void by_itself(Body body) {
         if (!looks_for_races_.load(std::memory_order_acquire)) return;  // a poll may be here: it takes no lock for nothing
-        const Lock lock(mutex);
+        Lock lock(mutex);
         const ThreadState &thread = enter();
-        if (state->races.on() && !thread.in_host_function) body(*state, thread);
+        if (state->races.on() && !thread.in_host_function) body(*state, thread, lock);
     }
     // A thread ends. It may be in a fork, where nobody gives back the lock.
     void leave(const ThreadState &thread);

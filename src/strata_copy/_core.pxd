@@ -1,6 +1,6 @@
 """The functions that other Cython modules cimport, over the types of strata_copy.h. `cimport strata_copy` is the way in."""
 
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 cimport strata_copy.abi as abi
 
@@ -14,6 +14,11 @@ cdef int sync(abi.Ticket ticket, int64_t timeout_ns, abi.Error *error) noexcept 
 cdef void release(abi.Ticket *ticket) noexcept nogil
 cdef uint64_t generation(const abi.State *state) noexcept nogil
 cdef int reset(abi.State *state, abi.Error *error) noexcept nogil
+# What the engine says of a state's content, before it writes: strata_copy.h has what each means.
+cdef int advanced(abi.State *state, const int64_t *marks, uint32_t n_marks, abi.Error *error) noexcept nogil
+cdef int rewound(abi.State *state, const int64_t *marks, uint32_t n_marks, abi.Error *error) noexcept nogil
+cdef int dirty(abi.State *state, int32_t part, int64_t first_unit, int64_t n, abi.Error *error) noexcept nogil
+cdef int rewindable(abi.State *state, const int64_t *marks, uint32_t n_marks, abi.Error *error) noexcept nogil
 
 # From the Python objects; a pointer lives as long as its object. TypeError for another object.
 cdef abi.Plan *plan_of(object plan) except NULL

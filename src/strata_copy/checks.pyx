@@ -37,7 +37,7 @@ cdef int check_plan_now(Submission *s) noexcept nogil:
     cdef StateData *target = s.plan.target
     cdef int32_t i
     if s.request.size != sizeof(Request):
-        return units_to_move(s.plan, s.request, s.copier.units, NULL, s.error)      # says what is wrong with it
+        return units_to_move(s.plan, s.request, s.copier.units, NULL, &s.known, s.error)      # says what is wrong with it
     for i in range(s.plan.n_sources):
         if load_i32(&s.plan.sources[i].invalid):
             return outcome(s.error, REFUSED, REASON_INVALID, "source %d is INVALID: its last copy failed and it was not reset", i)

@@ -101,6 +101,7 @@ cdef extern from "table.h" nogil:
         cudaError_t (*event_captured)(cudaEvent_t) noexcept nogil
         void (*observed)(const void *) noexcept nogil       # NULL for CUDA
         void (*published)(const void *) noexcept nogil      # NULL for CUDA
+        void (*unchanged)(const void *, size_t, const void *, size_t, size_t, size_t, cudaStream_t) noexcept nogil      # NULL for CUDA
 
     int strata_cudart_load(strata_cudart *, const char *path, int loaded_only, int *version, int *missing, char *reason,
                            size_t reason_size)

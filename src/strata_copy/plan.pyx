@@ -10,7 +10,9 @@ from strata_copy.abi cimport (
 )
 from strata_copy.atomics cimport add_i64
 from strata_copy.cudart cimport outcome
+from strata_copy.kinship cimport first_to_move, know, known_end
 from strata_copy.layout cimport LayoutData, settled_at, units_at
+from strata_copy.lineage cimport Known
 from strata_copy.states cimport StateData, check_apart, place_run, state_drop, state_hold
 
 cdef enum:
@@ -60,15 +62,25 @@ cdef void plan_drop(PlanData *plan) noexcept nogil:
     free_plan(plan)
 
 
-cdef int units_to_move(const PlanData *plan, const Request *request, Units *units, int64_t *bytes, Error *error) noexcept nogil:
+cdef int units_to_move(const PlanData *plan, const Request *request, Units *units, int64_t *bytes, Known *known, Error *error) noexcept nogil:
+    cdef int status = check_request(plan.target.layout, request, error)
+    if status != OK:
+        return status
+    know(plan, request, known)
+    status = find_units(plan, request, units, known, error)
+    known_end(plan)
+    if status == OK:
+        keep_together(plan, units)
+        bytes[0] = count_bytes(plan.target.layout, units)
+    return status
+
+
+cdef int find_units(const PlanData *plan, const Request *request, Units *units, const Known *known, Error *error) noexcept nogil:
     cdef const LayoutData *layout = plan.target.layout
     cdef const PartSpec *part
     cdef uint64_t src_used = 0, dst_used = 0
     cdef int32_t i
-    cdef int status = check_request(layout, request, error)
-    if status != OK:
-        return status
-    bytes[0] = 0
+    cdef int status
     for i in range(layout.n_parts):
         part = &layout.parts[i]
         units[i].first = units[i].end = 0
@@ -83,17 +95,36 @@ cdef int units_to_move(const PlanData *plan, const Request *request, Units *unit
         if status != OK:
             return status
         units[i].end = units_at(&part.growth, request.upto)
-        if request.begin != NULL:
-            units[i].first = first_unit(part, request.begin, units[i].end)
+        units[i].first = (first_unit(part, request.begin, units[i].end) if request.begin != NULL else
+                          first_to_move(known, plan, request, i, units[i].end))
         status = check_capacity(plan.parts[i].source, i, units[i].end, "source", error)
         if status == OK:
             status = check_capacity(plan.target, i, units[i].end, "target", error)
         if status != OK:
             return status
-        bytes[0] += (units[i].end - units[i].first) * part.growth.unit_bytes * part.rep
     error.part = error.layer = -1
     status = check_banks_used(layout, request, request.src_bank, src_used, "source", error)
     return status if status != OK else check_banks_used(layout, request, request.dst_bank, dst_used, "target", error)
+
+
+cdef void keep_together(const PlanData *plan, Units *units) noexcept nogil:
+    """Parts of a bundle move together or not at all: where one has to, all do."""
+    cdef int32_t i, bundle
+    for i in range(plan.target.layout.n_parts):
+        bundle = plan.part_bundle[i]
+        if in_bundle(plan, bundle) and units[i].first < units[i].end:
+            units[plan.bundles[bundle].part].first = units[i].first
+    for i in range(plan.target.layout.n_parts):
+        if in_bundle(plan, plan.part_bundle[i]):
+            units[i].first = units[plan.bundles[plan.part_bundle[i]].part].first
+
+
+cdef int64_t count_bytes(const LayoutData *layout, const Units *units) noexcept nogil:
+    cdef int64_t bytes = 0
+    cdef int32_t i
+    for i in range(layout.n_parts):
+        bytes += (units[i].end - units[i].first) * layout.parts[i].growth.unit_bytes * layout.parts[i].rep
+    return bytes
 
 
 cdef bint moves_early(const PlanData *plan, int32_t part) noexcept nogil:
@@ -135,6 +166,16 @@ cdef int emit_part(Emission *emission, const PlanData *plan, const Request *requ
     status = emit_units(emission, plan, request, part, units.first, part, units.first, end - units.first)
     if status == OK and end < units.end and not in_bundle(plan, plan.patch_bundle[part]):
         status = emit_units(emission, plan, request, layout.patches[patch].source_part, 0, part, end, 1)
+    return status
+
+
+cdef int emit_unmoved(Emission *emission, const PlanData *plan, const Request *request, int32_t part, const Units *units) noexcept nogil:
+    cdef const LayoutData *layout = plan.target.layout
+    cdef int32_t patch = layout.patch_of[part]
+    cdef bint patched = patch >= 0 and units.end > 0 and units.first == units.end
+    cdef int status = emit_units(emission, plan, request, part, 0, part, 0, units.first - patched)
+    if status == OK and patched:
+        status = emit_units(emission, plan, request, layout.patches[patch].source_part, 0, part, units.end - 1, 1)
     return status
 
 
@@ -221,11 +262,6 @@ cdef inline void flatten(Extent *extent) noexcept nogil:
         extent.width, extent.rows = extent.width * extent.rows, 1
     if extent.rows == 1:
         extent.source_pitch = extent.target_pitch = extent.width
-
-
-cdef inline int64_t bank_of(const int64_t *banks, const PartSpec *part, const PlaceSpec *place) noexcept nogil:
-    """Banks hold running state; a part that grows and is kept once has only bank 0, whatever bank its group moves."""
-    return 0 if banks == NULL or (part.growth.rule != STATE and place.banks == 1) else banks[part.group]
 
 
 cdef inline int64_t first_unit(const PartSpec *part, const int64_t *begin, int64_t end) noexcept nogil:

@@ -8,6 +8,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from strata_copy.abi cimport Error, PlaceSpec
 from strata_copy.layout cimport LayoutData
+from strata_copy.lineage cimport Lineage
 
 cdef enum:
     MAX_TICKETS = 256
@@ -25,6 +26,7 @@ cdef struct StateData:
     size_t *piece               # first byte of the allocation or registration that holds the place; 0: not known
     Extreme *extremes           # by start
     uint64_t generation         # atomic; counts what changed the content: submits into it, resets
+    Lineage *lineage            # where its rows come from; made with the state
     int32_t invalid             # atomic; 1 from a failed copy into it until the reset
     int32_t holds               # atomic; tickets in flight that read or write it
     uint64_t writer             # the ticket in flight that writes it, or 0

@@ -13,6 +13,7 @@ from strata_copy.cudart cimport (
     guard_enter, guard_leave, outcome, rt,
 )
 from strata_copy.layout cimport LayoutData, layout_drop, layout_hold
+from strata_copy.lineage cimport lineage_free, lineage_new
 
 
 cdef void state_hold(StateData *state) noexcept nogil:
@@ -23,6 +24,7 @@ cdef void state_drop(StateData *state) noexcept nogil:
     if state == NULL or add_i64(&state.references, -1) > 1:
         return
     layout_drop(state.layout)
+    lineage_free(state.lineage)
     free(state.places)
     free(state.piece)
     free(state.extremes)
@@ -163,7 +165,16 @@ cdef int check_places(StateData *state, Error *error) noexcept nogil:
         return status
     error.part = error.layer = -1
     qsort(state.extremes, state.layout.n_parts, sizeof(Extreme), by_start)
-    return check_apart(state, state, error)
+    status = check_apart(state, state, error)
+    return status if status != OK else begin_lineage(state, error)
+
+
+cdef int begin_lineage(StateData *state, Error *error) noexcept nogil:
+    """Once the places are known: running state is followed in each bank."""
+    state.lineage = lineage_new(state.layout, state.places)
+    if state.lineage == NULL:
+        return outcome(error, REFUSED, REASON_MEMORY, "no host memory for the lineage of %d parts", state.layout.n_parts)
+    return OK
 
 
 cdef int by_start(const void *a, const void *b) noexcept nogil:

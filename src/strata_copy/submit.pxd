@@ -5,6 +5,7 @@ from libc.stdint cimport int32_t, int64_t
 from strata_copy.abi cimport Error, Request, Ticket
 from strata_copy.cudart cimport Guard
 from strata_copy.lanes cimport MAX_DEVICES, CopierData, DeviceLanes, Lane, Slot
+from strata_copy.lineage cimport Known
 from strata_copy.plan cimport ROUTES, Emission, PlanData
 
 
@@ -23,6 +24,7 @@ cdef struct Submission:
     int64_t unmarked            # bytes since then
     int32_t first_unmarked      # the first layer without events
     int32_t recorded            # events so far
+    Known known                 # what the lineages let it leave out
     bint started                # the first copy call was made: from here on the target may differ
 
 

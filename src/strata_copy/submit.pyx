@@ -15,14 +15,15 @@ from strata_copy.checks cimport check_devices, check_open, check_plan_now, check
 from strata_copy.cudart cimport (
     clear, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, guard_enter, guard_leave, outcome, rt,
 )
+from strata_copy.kinship cimport handed_on
 from strata_copy.lanes cimport (
     CELLS, HOST_LANE, IN_LANE, LANES, LOCAL_LANES, OUT_LANE, CopierData, DeviceLanes, Lane, Slot, copier_reserve, device_drain,
     device_index, lane_copy, lane_stream, now, pthread_mutex_lock, pthread_mutex_unlock, the_tables,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
-    ROUTE_IN, ROUTE_LOCAL, ROUTE_OUT, ROUTES, Bundle, Extent, PlanData, Units, emit_bundle, emit_end, emit_part, moves_early,
-    plan_hold, units_to_move,
+    ROUTE_IN, ROUTE_LOCAL, ROUTE_OUT, ROUTES, Bundle, Emission, Extent, PlanData, Units, emit_bundle, emit_end, emit_part,
+    emit_unmoved, moves_early, plan_hold, units_to_move,
 )
 from strata_copy.tickets cimport QUEUING, end_badly, sweep
 
@@ -60,7 +61,7 @@ cdef int submit_locked(Submission *s, Ticket *ticket) noexcept nogil:
     sweep(s.copier)
     status = check_plan_now(s)
     if status == OK:
-        status = units_to_move(s.plan, s.request, s.copier.units, &bytes, s.error)
+        status = units_to_move(s.plan, s.request, s.copier.units, &bytes, &s.known, s.error)
     if status == OK:
         status = check_waits(s)
     if status != OK:
@@ -73,6 +74,7 @@ cdef int submit_locked(Submission *s, Ticket *ticket) noexcept nogil:
     if status != OK:
         ticket.v = 0
         return give_up(s, status)
+    handed_on(&s.known, s.plan, s.request)
     s.slot.submitted = now()
     store_i32(&s.slot.layers_queued, s.slot.n_layers + 1)
     store_i32(&s.slot.status, AGAIN)
@@ -449,12 +451,31 @@ cdef int queue_end(Submission *s, int32_t d) noexcept nogil:
         if status == OK and device.lanes[n].used:
             status = wait_event(s, device.finish, device.lanes[n].last)
     if status == OK:
+        show_unmoved(s, d)
         status = record(s, s.slot.done[d], device.finish)
     if status != OK:
         return status
     code = rt.cudaMemcpyAsync(&s.slot.words[d], &device.cells[s.slot.word - 1], sizeof(uint64_t), cudaMemcpyDefault, device.finish)
     if code != 0:
         return cuda_failed(FAILED, code, "cudaMemcpyAsync", device.device, &s.guard, s.error)
+    return OK
+
+
+cdef void show_unmoved(Submission *s, int32_t d) noexcept nogil:
+    """Shows a runtime that judges what the lineages let the copy leave out."""
+    cdef Emission emission
+    cdef int32_t i
+    if rt.unchanged == NULL or s.request.begin != NULL:
+        return
+    emission.take, emission.sink, emission.pending.rows = show_extent, s.copier.devices[d].finish, 0
+    for i in range(s.plan.target.layout.n_parts):
+        if device_index(s.copier, s.plan.parts[i].device) == d:
+            emit_unmoved(&emission, s.plan, s.request, i, &s.copier.units[i])
+    emit_end(&emission)
+
+
+cdef int show_extent(void *sink, const Extent *e) noexcept nogil:
+    rt.unchanged(e.target, e.target_pitch, e.source, e.source_pitch, e.width, e.rows, sink)
     return OK
 
 

@@ -14,6 +14,7 @@ from strata_copy.cudart cimport (
 )
 from strata_copy.lanes cimport CLOSING, CopierData, DeviceLanes, Slot, cudaEvent_t, device_drain, now, the_tables
 from strata_copy.lanes cimport pthread_mutex_lock, pthread_mutex_unlock
+from strata_copy.lineage cimport lineage_reset
 from strata_copy.plan cimport PlanData, plan_drop
 from strata_copy.states cimport StateData
 
@@ -228,6 +229,7 @@ cdef int reset_state(StateData *state, Error *error) noexcept nogil:
         error.found = load_i32(&state.holds)
         status = outcome(error, REFUSED, REASON_BUSY, "the state is in use by %ld tickets: wait for them first", error.found)
     else:
+        lineage_reset(state.lineage)
         store_i32(&state.invalid, 0)
         add_i64(<int64_t *>&state.generation, 1)
     pthread_mutex_unlock(&copier.lock)
