@@ -67,6 +67,7 @@ ROOMS = [
     "arena",
     "lineage",
     "kinship",
+    "images",
 ]
 EXTENSIONS = [
     extension("cudart", "src/strata_copy/cudart.pyx", "src/cudart/table.c"),

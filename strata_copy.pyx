@@ -18,9 +18,11 @@ from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 cimport strata_copy.abi as abi
+from strata_copy.arena cimport Arena, ArenaData, arena_data
 from strata_copy.abi cimport AGAIN, API_VERSION, FAILED, OK, REASON_CLOSED, REASON_LAYOUT, REFUSED, Error
 from strata_copy.atomics cimport load_i32, load_u64
 from strata_copy.cudart cimport clear, observed, outcome, published, require_runtime
+from strata_copy.images cimport ImageData, image_blob, image_discard, image_new, image_publish, image_reserve
 from strata_copy.lanes cimport MAX_DEVICES, CopierData, the_copier
 from strata_copy.layout cimport MAX_GROUPS, MAX_MARKS, Layout, LayoutData, layout_data
 from strata_copy.lineage cimport (
@@ -31,7 +33,7 @@ from strata_copy.plan cimport (
     MAX_SOURCES, Emission, Extent, PlanData, Units, emit_bundle, emit_end, emit_part, plan_drop, plan_new, units_to_move,
 )
 from strata_copy.raising cimport raise_error
-from strata_copy.states cimport MAX_TICKETS, StateData, check_places, state_drop, state_new
+from strata_copy.states cimport MAX_TICKETS, VISIBLE, StateData, check_places, state_drop, state_new
 from strata_copy.submit cimport adopt_plan, submit_plan
 from strata_copy.tickets cimport (
     end_all, free_all, reset_state, state_users, ticket_look, ticket_poll, ticket_release, ticket_sync, ticket_wait_done, ticket_wait_layer,
@@ -219,6 +221,103 @@ cdef class State:
     def __repr__(self):
         return (f"<State of {self.layout!r}, generation {self.generation}"
                 f"{'' if self.valid else ', INVALID'}{', busy' if self.busy else ''}>")
+
+
+cdef class Image(State):
+    """A state in an arena that grows without moving, and that is read only once it is published.
+
+    arena: where its memory is. banks: of running state. chunk: tokens of a chunk, in which parts that grow are kept. scrub: its memory
+        is zeroed before the arena gives it out again.
+
+    A copy into an image makes room for its marks first, and hides it; `publish` shows it again, with what `blob` was set to. An image is
+    discarded when nothing refers to it any more, or by `discard`. Raises Refused where the arena has no room.
+    """
+
+    cdef __weakref__
+
+    def __init__(self, Arena arena, Layout layout, *, banks=1, chunk=4096, scrub=False):
+        cdef Error error
+        cdef ArenaData *memory = arena_data(arena)
+        cdef LayoutData *layout_values = layout_data(layout)
+        cdef int64_t c_banks, c_chunk
+        cdef bint c_scrub = scrub
+        if self.data != NULL:
+            raise TypeError("an Image is made once")
+        c_banks, c_chunk = whole("banks", banks, 1, 1 << 16), whole("chunk", chunk, 1, 1 << 40)
+        self.layout, self.places, self.owner = layout, (), arena
+        clear(&error)
+        with nogil:
+            self.data = image_new(memory, layout_values, c_banks, c_chunk, c_scrub, &error)
+        if self.data == NULL:
+            raise_error(&error)
+
+    def reserve(self, marks):
+        """Room for `marks`, without moving a byte. Raises Refused where the arena has none left."""
+        cdef Error error
+        cdef StateData *data = state_data(self)
+        cdef int64_t values[MAX_MARKS]
+        cdef uint32_t n = fill_marks(self.layout, marks, values)
+        cdef int status
+        clear(&error)
+        with nogil:
+            status = image_reserve(data, values, n, &error)
+        if status != OK:
+            raise_error(&error)
+
+    def publish(self, generation=0):
+        """Shows what has landed, and the blob: True. False while a ticket uses the image. Raises Refused where its last copy failed, or where
+        it has another generation than the one that is named (0: any)."""
+        cdef Error error
+        cdef StateData *data = state_data(self)
+        cdef uint64_t wanted = whole("generation", generation, 0, (1 << 64) - 1)
+        cdef int status
+        clear(&error)
+        with nogil:
+            status = image_publish(data, wanted, &error)
+        if status < OK:
+            raise_error(&error)
+        return status == OK
+
+    def discard(self):
+        """Gives the memory back now; copies from and into the image are refused from then on. Raises Refused while a ticket uses it."""
+        cdef Error error
+        cdef StateData *data = state_data(self)
+        cdef int status
+        clear(&error)
+        with nogil:
+            status = image_discard(data, &error)
+        if status != OK:
+            raise_error(&error)
+
+    @property
+    def published(self):
+        """Whether it may be copied from."""
+        return load_i32(&state_data(self).visibility) == VISIBLE
+
+    @property
+    def marks(self):
+        """The marks up to which it may be copied from, or None where it is not published."""
+        cdef const ImageData *image = <const ImageData *>state_data(self).image
+        return tuple(image.marks[m] for m in range(len(self.layout.marks))) if self.published else None
+
+    @property
+    def bytes(self):
+        """Bytes of the arena that it has."""
+        return (<const ImageData *>state_data(self).image).bytes
+
+    @property
+    def blob(self):
+        """What was published with the rows: token ids, and whatever the engine wants with them. Setting it is for the next `publish`."""
+        cdef const ImageData *image = <const ImageData *>state_data(self).image
+        return image.blob.bytes[:image.blob.n] if image.blob.bytes != NULL else b""
+
+    @blob.setter
+    def blob(self, value):
+        cdef Error error
+        cdef const unsigned char[::1] view = value if len(value) else b"\0"
+        clear(&error)
+        if image_blob(state_data(self), &view[0], len(value), &error) != OK:
+            raise_error(&error)
 
 
 cdef class Plan:
@@ -448,6 +547,8 @@ cdef class Copier:
         cdef abi.Ticket value
         cdef int status
         self._alive()
+        if isinstance(plan.target, Image):
+            plan.target.reserve(upto)
         fill_request(&values, plan.target.layout, upto, begin, after, groups, src_bank, dst_bank)
         values.request.src_generation = whole("src_generation", src_generation, 0, (1 << 64) - 1)
         values.request.dst_generation = whole("dst_generation", dst_generation, 0, (1 << 64) - 1)
@@ -705,6 +806,21 @@ cdef int rewindable(abi.State *state, const int64_t *marks, uint32_t n_marks, ab
     return lineage_rewindable((<StateData *>state).lineage, (<StateData *>state).layout, marks, n_marks, cleared(error, &unread))
 
 
+cdef int image_room(abi.State *image, const int64_t *marks, uint32_t n_marks, abi.Error *error) noexcept nogil:
+    cdef abi.Error unread
+    return image_reserve(<StateData *>image, marks, n_marks, cleared(error, &unread))
+
+
+cdef int blob(abi.State *image, const void *bytes, size_t n, abi.Error *error) noexcept nogil:
+    cdef abi.Error unread
+    return image_blob(<StateData *>image, bytes, n, cleared(error, &unread))
+
+
+cdef int publish(abi.State *image, uint64_t generation, abi.Error *error) noexcept nogil:
+    cdef abi.Error unread
+    return image_publish(<StateData *>image, generation, cleared(error, &unread))
+
+
 cdef abi.Plan *plan_of(object plan) except NULL:
     return <abi.Plan *>plan_data(plan)
 
@@ -744,6 +860,9 @@ cdef extern from "strata_copy.h" nogil:
         int (*state_rewound)(abi.State *, const int64_t *, uint32_t, abi.Error *) noexcept nogil
         int (*state_dirty)(abi.State *, int32_t, int64_t, int64_t, abi.Error *) noexcept nogil
         int (*state_rewindable)(abi.State *, const int64_t *, uint32_t, abi.Error *) noexcept nogil
+        int (*image_reserve)(abi.State *, const int64_t *, uint32_t, abi.Error *) noexcept nogil
+        int (*image_blob)(abi.State *, const void *, size_t, abi.Error *) noexcept nogil
+        int (*image_publish)(abi.State *, uint64_t, abi.Error *) noexcept nogil
 
 
 cdef Table table
@@ -753,6 +872,7 @@ table.poll, table.finished, table.sync, table.release = poll, finished, sync, re
 table.state_generation, table.state_reset = generation, reset
 table.state_advanced, table.state_rewound = advanced, rewound
 table.state_dirty, table.state_rewindable = dirty, rewindable
+table.image_reserve, table.image_blob, table.image_publish = image_room, blob, publish
 _C_API = PyCapsule_New(&table, "strata_copy._core._C_API", NULL)
 
 

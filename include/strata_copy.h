@@ -192,6 +192,12 @@ typedef struct {
     int (*state_dirty)(strata_state *, int32_t part, int64_t first_unit, int64_t n, strata_error *);
     /* OK where the engine could go back to the marks; else REFUSED with the first part that could not in the error. */
     int (*state_rewindable)(strata_state *, const int64_t *marks, uint32_t n_marks, strata_error *);
+    /* Images (strata_copy.Image): room for the marks, before a submit into one; REFUSED where the arena has none left. */
+    int (*image_reserve)(strata_state *, const int64_t *marks, uint32_t n_marks, strata_error *);
+    /* What the next publish shows with the rows: copied now. */
+    int (*image_blob)(strata_state *, const void *bytes, size_t n, strata_error *);
+    /* Shows what has landed. AGAIN while a ticket uses the image; generation 0: any. */
+    int (*image_publish)(strata_state *, uint64_t generation, strata_error *);
 } strata_copy_api;
 
 #ifdef Py_PYTHON_H
@@ -225,6 +231,9 @@ static inline int strata_copy_import(void) {
 #define strata_state_rewound (strata_copy_table->state_rewound)
 #define strata_state_dirty (strata_copy_table->state_dirty)
 #define strata_state_rewindable (strata_copy_table->state_rewindable)
+#define strata_image_reserve (strata_copy_table->image_reserve)
+#define strata_image_blob (strata_copy_table->image_blob)
+#define strata_image_publish (strata_copy_table->image_publish)
 #endif
 
 #ifdef __cplusplus

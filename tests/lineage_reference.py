@@ -24,7 +24,7 @@ RULES = (
     "equal is no more than is asked",
     "equal ends where the shorter ends",
     "the unit that is being filled moves again",
-    "tails are equal at one end only",
+    "a tail is the target's where it ends",
     "a copy hands on the source's segments",
     "a copy hands on no more than it moved",
     "a copy hands on running state of the bank",
@@ -174,11 +174,11 @@ def first_units(source, target, upto, banks=(0, 0), begin=None, groups=None):
 
 
 def same_tail(source, target, track, mark, banks):
-    at_one_end = source.end(track) == mark == target.end(track) or not source.holds("tails are equal at one end only")
+    at_its_end = target.end(track) == mark or not source.holds("a tail is the target's where it ends")
     tail = source.tails[track]
     return (
         equal_to(source, target, track, mark) == mark
-        and at_one_end
+        and at_its_end
         and tail is not None
         and tail == target.tails[track]
         and banks == (0, 0)

@@ -37,6 +37,9 @@ CAPI = {
     "advanced": "int (strata_state *, int64_t const *, uint32_t, strata_error *)",
     "rewound": "int (strata_state *, int64_t const *, uint32_t, strata_error *)",
     "rewindable": "int (strata_state *, int64_t const *, uint32_t, strata_error *)",
+    "image_room": "int (strata_state *, int64_t const *, uint32_t, strata_error *)",
+    "blob": "int (strata_state *, void const *, size_t, strata_error *)",
+    "publish": "int (strata_state *, uint64_t, strata_error *)",
     "dirty": "int (strata_state *, int32_t, int64_t, int64_t, strata_error *)",
 }
 
@@ -51,7 +54,7 @@ SIZES = {
     "Pages": 24,
     "Request": 144,
     "Ticket": 8,
-    "table": 120,
+    "table": 144,
 }
 
 

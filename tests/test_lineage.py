@@ -407,6 +407,24 @@ def test_many_segments_cost_at_most_what_was_forgotten(copier):
     assert moved.bytes == 500 * 16  # the oldest and longest is not what is forgotten
 
 
+def test_a_begin_beyond_what_is_known_moves_what_it_says_and_claims_no_more(three):
+    world, main, slot, _ = three
+    main.append((20, 9))
+    assert world.copy(main, slot, (12, 9))[0] == LAYOUT.bytes_at((12, 9))
+    world.copy(main, slot, (20, 9), begin=(16, 9))
+    slot.wait()
+    assert slot.state.lineage["main", "tokens"][-1][2] == 12
+    assert world.plan(main, slot).submit((20, 9), after=SYNCED).bytes > 4 * 16  # what lies behind 12 again
+
+
+def test_dirty_units_leave_the_rows_known_as_the_states_own(three):
+    _, main, _, _ = three
+    main.append((20, 9))
+    main.spoil("k", 2, 1)
+    assert [(begin, end) for _, begin, end in main.state.lineage["main", "tokens"]] == [(0, 11), (11, 20)]
+    assert main.state.rewindable((20, 9))
+
+
 def test_small_parts_that_move_together_move_where_one_of_them_is_dirty(copier, memory):
     layout = sc.Layout(
         [sc.Part(name="state", layer=layer, unit_bytes=64, growth=sc.Growth.state()) for layer in range(4)]

@@ -2,6 +2,6 @@
 
 from strata_copy.abi cimport *
 from strata_copy._core cimport (
-    advanced, copier_of, dirty, finished, generation, plan_of, poll, release, reset, rewindable, rewound, state_of, submit, sync, wait_done,
-    wait_layer, wait_source,
+    advanced, blob, copier_of, dirty, finished, generation, image_room, plan_of, poll, publish, release, reset, rewindable, rewound,
+    state_of, submit, sync, wait_done, wait_layer, wait_source,
 )

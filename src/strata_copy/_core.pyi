@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from typing_extensions import disjoint_base
 
+from strata_copy.arena import Arena
 from strata_copy.errors import CopyError
 from strata_copy.layout import Layout
 from strata_copy.parts import Part
@@ -41,6 +42,22 @@ class State:
     @property
     def lineage(self) -> dict[tuple[str, str], list[tuple[int, int, int]]]: ...
     def reset(self) -> None: ...
+
+@disjoint_base
+class Image(State):
+    blob: bytes
+    def __init__(
+        self, arena: Arena, layout: Layout, *, banks: int = 1, chunk: int = 4096, scrub: bool = False
+    ) -> None: ...
+    def reserve(self, marks: int | Iterable[int]) -> None: ...
+    def publish(self, generation: int = 0) -> bool: ...
+    def discard(self) -> None: ...
+    @property
+    def published(self) -> bool: ...
+    @property
+    def marks(self) -> tuple[int, ...] | None: ...
+    @property
+    def bytes(self) -> int: ...
 
 @disjoint_base
 class Plan:

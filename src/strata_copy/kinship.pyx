@@ -58,8 +58,8 @@ cdef void compare(Known *known, const PlanData *plan, const Request *request, in
     cdef const Track *a = &plan.parts[part].source.lineage.tracks[t]
     cdef int64_t upto = request.upto[b.mark]
     known.prefix[t] = min(common(a, b), upto)
-    # A target that was copied to at a lower mark than the source's end has another end, and tails are not compared then.
-    known.same_tail[t] = (known.prefix[t] == upto and end_of(a) == upto and end_of(b) == upto and a.tail == b.tail and a.tail != 0
+    # All who have a tail have the units of one state at one time, as far as they go: but the last unit of a target may be a patch.
+    known.same_tail[t] = (known.prefix[t] == upto and end_of(b) == upto and a.tail == b.tail and a.tail != 0
                           and not names_bank(request, b.group))
     if upto > end_of(a) and plan.parts[part].source.lineage.told:
         known.unsaid |= <uint64_t>1 << source_index(plan, part)
@@ -98,7 +98,7 @@ cdef int64_t first_to_move(const Known *known, const PlanData *plan, const Reque
             plan.target.lineage, i, 0).epoch else 0
     if known.same_tail[t]:
         return end
-    if part.growth.rule != LINEAR:
+    if part.growth.rule != LINEAR or known.prefix[t] == 0:     # with a shift there are units at mark 0 already
         return 0
     marks[part.growth.mark] = known.prefix[t]
     return min(settled_at(&part.growth, marks), end)
@@ -175,7 +175,6 @@ cdef void hand_on_track(const Request *request, const Track *from_, Track *to, b
             to.segments[n] = from_.segments[n]
         to.n = from_.n
         cut(to, upto)
-        to.open = False
         if not names_bank(request, to.group):
             to.tail = from_.tail
 

@@ -75,7 +75,8 @@ cdef void plan_drop(PlanData *plan) noexcept nogil
 
 # Every check of a request against a plan's layout and places. OK: units[part] is filled for each part and bytes is their sum. Where the
 # request does not name `begin`, they are what the states' lineages do not cover; `known` is for kinship.pxd: handed_on.
-cdef int units_to_move(const PlanData *plan, const Request *request, Units *units, int64_t *bytes, Known *known, Error *error) noexcept nogil
+cdef int units_to_move(const PlanData *plan, const Request *request, Units *units, int64_t *bytes, Known *known,
+                       Error *error) noexcept nogil
 
 # Banks hold running state; a part that grows and is kept once has only bank 0, whatever bank its group moves.
 cdef inline int64_t bank_of(const int64_t *banks, const PartSpec *part, const PlaceSpec *place) noexcept nogil:

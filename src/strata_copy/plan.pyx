@@ -62,7 +62,8 @@ cdef void plan_drop(PlanData *plan) noexcept nogil:
     free_plan(plan)
 
 
-cdef int units_to_move(const PlanData *plan, const Request *request, Units *units, int64_t *bytes, Known *known, Error *error) noexcept nogil:
+cdef int units_to_move(const PlanData *plan, const Request *request, Units *units, int64_t *bytes, Known *known,
+                       Error *error) noexcept nogil:
     cdef int status = check_request(plan.target.layout, request, error)
     if status != OK:
         return status
@@ -138,18 +139,19 @@ cdef int emit_bundle(Emission *emission, const PlanData *plan, const Request *re
     cdef const PartSpec *part = &layout.parts[bundle.part]
     cdef int32_t source_part = bundle.part
     cdef int64_t target_unit = 0, left
+    cdef size_t source_piece, target_piece
     cdef char *address
     cdef Extent extent
     if bundle.count == 1 or units.first == units.end:
         return OK
     if bundle.patches:
         source_part, target_unit = layout.patches[layout.patch_of[bundle.part]].source_part, units.end - 1
-    place_of(plan, request, source_part, True, 0, &address, &left)
+    place_of(plan, request, source_part, True, 0, &address, &left, &source_piece)
     extent.source = address
-    place_of(plan, request, bundle.part, False, target_unit, &extent.target, &left)
+    place_of(plan, request, bundle.part, False, target_unit, &extent.target, &left, &target_piece)
     extent.width, extent.rows = part.growth.unit_bytes, bundle.count
     extent.source_pitch, extent.target_pitch = bundle.source_pitch, bundle.target_pitch
-    return emit(emission, bundle.part, &extent, plan.parts[bundle.part].source.piece[source_part], plan.target.piece[bundle.part])
+    return emit(emission, bundle.part, &extent, source_piece, target_piece)
 
 
 cdef int emit_part(Emission *emission, const PlanData *plan, const Request *request, int32_t part,
@@ -169,7 +171,8 @@ cdef int emit_part(Emission *emission, const PlanData *plan, const Request *requ
     return status
 
 
-cdef int emit_unmoved(Emission *emission, const PlanData *plan, const Request *request, int32_t part, const Units *units) noexcept nogil:
+cdef int emit_unmoved(Emission *emission, const PlanData *plan, const Request *request, int32_t part,
+                      const Units *units) noexcept nogil:
     cdef const LayoutData *layout = plan.target.layout
     cdef int32_t patch = layout.patch_of[part]
     cdef bint patched = patch >= 0 and units.end > 0 and units.first == units.end
@@ -190,35 +193,33 @@ cdef int emit_end(Emission *emission) noexcept nogil:
 
 cdef int emit_units(Emission *emission, const PlanData *plan, const Request *request, int32_t source_part, int64_t source_unit,
                     int32_t target_part, int64_t target_unit, int64_t count) noexcept nogil:
-    cdef const StateData *source = plan.parts[source_part].source
-    cdef const PlaceSpec *from_ = &source.places[source_part]
+    cdef const PlaceSpec *from_ = &plan.parts[source_part].source.places[source_part]
     cdef const PlaceSpec *to = &plan.target.places[target_part]
     cdef const PartSpec *part = &plan.target.layout.parts[target_part]
     cdef int64_t unit_bytes = part.growth.unit_bytes
-    cdef int64_t source_bank = bank_of(request.src_bank, &plan.target.layout.parts[source_part], from_)
-    cdef int64_t target_bank = bank_of(request.dst_bank, part, to)
     cdef int64_t source_left, target_left, n, _run
+    cdef size_t source_piece, target_piece
     cdef char *source_address
     cdef char *target_address
     cdef bint dense = from_.stride == unit_bytes and to.stride == unit_bytes
     cdef Extent extent
     cdef int status
     while count > 0:
-        place_run(from_, source_bank, source_unit, &source_address, &source_left)
-        place_run(to, target_bank, target_unit, &target_address, &target_left)
+        place_of(plan, request, source_part, True, source_unit, &source_address, &source_left, &source_piece)
+        place_of(plan, request, target_part, False, target_unit, &target_address, &target_left, &target_piece)
         n = min(count, source_left, target_left)
         extent.source, extent.target = source_address, target_address
         if dense:       # one row for each run of a unit
             extent.width, extent.rows = n * unit_bytes, part.rep
             extent.source_pitch, extent.target_pitch = from_.rep_stride, to.rep_stride
-            status = emit(emission, target_part, &extent, source.piece[source_part], plan.target.piece[target_part])
+            status = emit(emission, target_part, &extent, source_piece, target_piece)
             if status != OK:
                 return status
         else:           # one row for each unit, run after run
             extent.width, extent.rows = unit_bytes, n
             extent.source_pitch, extent.target_pitch = from_.stride, to.stride
             for _run in range(part.rep):
-                status = emit(emission, target_part, &extent, source.piece[source_part], plan.target.piece[target_part])
+                status = emit(emission, target_part, &extent, source_piece, target_piece)
                 if status != OK:
                     return status
                 extent.source += from_.rep_stride
@@ -230,11 +231,10 @@ cdef int emit_units(Emission *emission, const PlanData *plan, const Request *req
 
 
 cdef void place_of(const PlanData *plan, const Request *request, int32_t part, bint source, int64_t unit, char **address,
-                   int64_t *left) noexcept nogil:
+                   int64_t *left, size_t *piece) noexcept nogil:
     cdef const StateData *state = plan.parts[part].source if source else plan.target
     cdef const int64_t *banks = request.src_bank if source else request.dst_bank
-    cdef const PlaceSpec *place = &state.places[part]
-    place_run(place, bank_of(banks, &plan.target.layout.parts[part], place), unit, address, left)
+    place_run(state, part, bank_of(banks, &plan.target.layout.parts[part], &state.places[part]), unit, address, left, piece)
 
 
 cdef int emit(Emission *emission, int32_t part, const Extent *extent, size_t source_piece, size_t target_piece) noexcept nogil:

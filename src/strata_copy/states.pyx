@@ -1,13 +1,13 @@
 """States. The C side is declared in states.pxd."""
 
-from libc.stdint cimport INT64_MAX, int32_t, int64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint64_t
 from libc.stdlib cimport calloc, free, qsort
 
 from strata_copy.abi cimport (
     DEVICE, OK, PAGEABLE, PINNED, REASON_MEMORY, REASON_OVERLAP, REASON_PLACE, REASON_UNSUPPORTED, REFUSED, Error,
     PartSpec, PlaceSpec,
 )
-from strata_copy.atomics cimport add_i64
+from strata_copy.atomics cimport add_i64, load_u64
 from strata_copy.cudart cimport (
     Guard, cudaMemoryTypeDevice, cudaMemoryTypeHost, cudaMemoryTypeUnregistered, cudaPointerAttributes, cuda_failed,
     guard_enter, guard_leave, outcome, rt,
@@ -23,6 +23,8 @@ cdef void state_hold(StateData *state) noexcept nogil:
 cdef void state_drop(StateData *state) noexcept nogil:
     if state == NULL or add_i64(&state.references, -1) > 1:
         return
+    if state.release != NULL:
+        state.release(state)
     layout_drop(state.layout)
     lineage_free(state.lineage)
     free(state.places)
@@ -31,9 +33,39 @@ cdef void state_drop(StateData *state) noexcept nogil:
     free(state)
 
 
-cdef void place_run(const PlaceSpec *place, int64_t bank, int64_t unit, char **address, int64_t *units_left) noexcept nogil:
+cdef void place_run(const StateData *state, int32_t part, int64_t bank, int64_t unit, char **address, int64_t *units_left,
+                    size_t *piece) noexcept nogil:
+    cdef const PlaceSpec *place = &state.places[part]
+    cdef const Runs *runs = load_runs(state, part) if state.runs != NULL else NULL
+    if runs != NULL:
+        chunk_run(runs, place.stride, state.layout.parts[part].rep, unit, address, units_left, piece)
+        return
     address[0] = <char *>place.base + bank * place.bank_stride + unit * place.stride
     units_left[0] = place.units - unit
+    piece[0] = state.piece[part]
+
+
+cdef inline const Runs *load_runs(const StateData *state, int32_t part) noexcept nogil:
+    return <const Runs *>load_u64(<const uint64_t *>&state.runs[part])
+
+
+cdef void chunk_run(const Runs *runs, int64_t stride, int64_t rep, int64_t unit, char **address, int64_t *units_left,
+                    size_t *piece) noexcept nogil:
+    """Units of one run each follow each other through its chunks; those of several only within a chunk."""
+    cdef int32_t low = 0, high = runs.n, middle
+    cdef const Run *run
+    cdef int64_t within
+    while high - low > 1:
+        middle = (low + high) // 2
+        if runs.items[middle].first <= unit:
+            low = middle
+        else:
+            high = middle
+    run = &runs.items[low]
+    within = (unit - run.first) % runs.chunk_units
+    address[0] = run.base + (unit - run.first) // runs.chunk_units * runs.chunk_bytes + within * stride
+    units_left[0] = run.first + run.units - unit if rep == 1 else runs.chunk_units - within
+    piece[0] = run.piece
 
 
 cdef int check_apart(const StateData *a, const StateData *b, Error *error) noexcept nogil:

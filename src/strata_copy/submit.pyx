@@ -15,6 +15,7 @@ from strata_copy.checks cimport check_devices, check_open, check_plan_now, check
 from strata_copy.cudart cimport (
     clear, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, guard_enter, guard_leave, outcome, rt,
 )
+from strata_copy.images cimport image_written
 from strata_copy.kinship cimport handed_on
 from strata_copy.lanes cimport (
     CELLS, HOST_LANE, IN_LANE, LANES, LOCAL_LANES, OUT_LANE, CopierData, DeviceLanes, Lane, Slot, copier_reserve, device_drain,
@@ -75,6 +76,8 @@ cdef int submit_locked(Submission *s, Ticket *ticket) noexcept nogil:
         ticket.v = 0
         return give_up(s, status)
     handed_on(&s.known, s.plan, s.request)
+    if s.plan.target.image != NULL:
+        image_written(s.plan.target, s.request)
     s.slot.submitted = now()
     store_i32(&s.slot.layers_queued, s.slot.n_layers + 1)
     store_i32(&s.slot.status, AGAIN)
