@@ -68,6 +68,7 @@ ROOMS = [
     "lineage",
     "kinship",
     "images",
+    "pool",
 ]
 EXTENSIONS = [
     extension("cudart", "src/strata_copy/cudart.pyx", "src/cudart/table.c"),

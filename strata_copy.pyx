@@ -16,6 +16,7 @@ from cpython.exc cimport PyErr_CheckSignals
 from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
 
 cimport strata_copy.abi as abi
 from strata_copy.arena cimport Arena, ArenaData, arena_data
@@ -31,6 +32,10 @@ from strata_copy.lineage cimport (
 from strata_copy.opening cimport close_on_thread, open_on_thread
 from strata_copy.plan cimport (
     MAX_SOURCES, Emission, Extent, PlanData, Units, emit_bundle, emit_end, emit_part, plan_drop, plan_new, units_to_move,
+)
+from strata_copy.pool cimport (
+    MAX_KEY, Entry, Key, PoolData, pool_drop, pool_evicted, pool_find, pool_hold, pool_image, pool_new, pool_pin, pool_remove,
+    pool_reserve, pool_table,
 )
 from strata_copy.raising cimport raise_error
 from strata_copy.states cimport MAX_TICKETS, VISIBLE, StateData, check_places, state_drop, state_new
@@ -187,14 +192,14 @@ cdef class State:
     def lineage(self):
         """Which rows are known, for logs: a dict from (group, mark) to a list of (epoch, begin, end). Equal epochs are equal rows."""
         cdef Lineage *lineage = state_data(self).lineage
-        cdef const Track *track
+        cdef Track track
         found = {}
-        take_words(&lineage, 1)
         for t in range(lineage.n_tracks):
-            track = &lineage.tracks[<int32_t>t]
+            take_words(&lineage, 1)
+            track = lineage.tracks[<int32_t>t]
+            give_words(&lineage, 1)
             found[self.layout.groups[track.group], self.layout.marks[track.mark]] = [
                 (track.segments[s].epoch, track.segments[s].begin, track.segments[s].end) for s in range(track.n)]
-        give_words(&lineage, 1)
         return found
 
     cdef _say(self, int (*what)(Lineage *, const LayoutData *, const int64_t *, uint64_t, Error *) noexcept nogil, marks):
@@ -233,7 +238,8 @@ cdef class Image(State):
     discarded when nothing refers to it any more, or by `discard`. Raises Refused where the arena has no room.
     """
 
-    cdef __weakref__
+    cdef PoolData *pool         # that it belongs to, or NULL
+    cdef object __weakref__
 
     def __init__(self, Arena arena, Layout layout, *, banks=1, chunk=4096, scrub=False):
         cdef Error error
@@ -251,8 +257,12 @@ cdef class Image(State):
         if self.data == NULL:
             raise_error(&error)
 
+    def __dealloc__(self):
+        pool_drop(self.pool)
+
     def reserve(self, marks):
-        """Room for `marks`, without moving a byte. Raises Refused where the arena has none left."""
+        """Room for `marks`, without moving a byte. Images of a pool get it from others where the arena is full. Raises Refused where
+        there is none left."""
         cdef Error error
         cdef StateData *data = state_data(self)
         cdef int64_t values[MAX_MARKS]
@@ -260,13 +270,14 @@ cdef class Image(State):
         cdef int status
         clear(&error)
         with nogil:
-            status = image_reserve(data, values, n, &error)
+            status = (image_reserve(data, values, n, &error) if self.pool == NULL else
+                      pool_reserve(self.pool, data, values, n, &error))
         if status != OK:
             raise_error(&error)
 
     def publish(self, generation=0):
-        """Shows what has landed, and the blob: True. False while a ticket uses the image. Raises Refused where its last copy failed, or where
-        it has another generation than the one that is named (0: any)."""
+        """Shows what has landed, and the blob: True. False while a ticket uses the image. Raises Refused where nothing has landed or the
+        last copy failed, and where it has another generation than the one that is named (0: any)."""
         cdef Error error
         cdef StateData *data = state_data(self)
         cdef uint64_t wanted = whole("generation", generation, 0, (1 << 64) - 1)
@@ -318,6 +329,165 @@ cdef class Image(State):
         clear(&error)
         if image_blob(state_data(self), &view[0], len(value), &error) != OK:
             raise_error(&error)
+
+
+cdef class Pool:
+    """Images by key, in an arena: where it is full, the one that was used longest ago goes.
+
+    arena, layout, banks, chunk, scrub: as for Image. Keys are str, or bytes, of 1 to 64 bytes. An image that is pinned does not go, nor
+    one that a ticket uses. Raises Refused where nothing more may go.
+    """
+
+    cdef PoolData *data
+    cdef readonly Arena arena
+    cdef readonly Layout layout
+    cdef dict names, images     # from a key's bytes: the key as it was given, the Image
+    cdef list gone              # keys of images that were evicted, not asked for yet
+
+    def __init__(self, Arena arena, Layout layout, *, banks=1, chunk=4096, scrub=False):
+        cdef Error error
+        cdef ArenaData *memory = arena_data(arena)
+        if self.data != NULL:
+            raise TypeError("a Pool is made once")
+        self.arena, self.layout, self.names, self.images, self.gone = arena, layout, {}, {}, []
+        clear(&error)
+        self.data = pool_new(memory, layout_data(layout), whole("banks", banks, 1, 1 << 16), whole("chunk", chunk, 1, 1 << 40), scrub,
+                             &error)
+        if self.data == NULL:
+            raise_error(&error)
+
+    def __dealloc__(self):
+        pool_drop(self.data)
+
+    def image(self, key, upto=None, *, blob=None):
+        """The image of `key`, made where there is none, with room for the marks `upto` if they are given. blob: what its next `publish`
+        shows. Others may be evicted for it; so may this one, once others are asked for, where it is not pinned or in use."""
+        cdef Error error
+        cdef Key c_key
+        cdef StateData *found
+        name = fill_key(key, &c_key)
+        clear(&error)
+        with nogil:
+            found = pool_image(self.data, &c_key, &error)
+        self._tell()
+        if found == NULL:
+            raise_error(&error)
+        self.names.setdefault(name, key)
+        image = self._wrapped(name, found)
+        if upto is not None:
+            image.reserve(upto)
+        if blob is not None:
+            image.blob = blob
+        return image
+
+    def __getitem__(self, key):
+        """The image of `key`, which counts as used now. Raises KeyError."""
+        cdef Key c_key
+        cdef StateData *found
+        name = fill_key(key, &c_key)
+        with nogil:
+            found = pool_find(self.data, &c_key)
+        self._tell()
+        if found == NULL:
+            raise KeyError(key)
+        return self._wrapped(name, found)
+
+    def __delitem__(self, key):
+        """Takes the image out and gives its memory back. Raises Refused where there is none, or it is pinned or in use."""
+        cdef Error error
+        cdef Key c_key
+        cdef int status
+        name = fill_key(key, &c_key)
+        clear(&error)
+        with nogil:
+            status = pool_remove(self.data, &c_key, &error)
+        self._tell()
+        if status != OK:
+            raise_error(&error)
+        self.names.pop(name, None)
+        self.images.pop(name, None)
+
+    def __contains__(self, key):
+        return bytes_of(key) in self._bytes_of_keys()
+
+    def __len__(self):
+        return self.data.n
+
+    def keys(self):
+        """The keys, the one that was used longest ago first."""
+        return [self.names.get(name, name) for name in self._bytes_of_keys()]
+
+    def pin(self, key):
+        """The image of `key` is not evicted until it is unpinned as often. Raises KeyError."""
+        self._pin(key, 1)
+
+    def unpin(self, key):
+        """Takes back a `pin`. Raises KeyError where there is none."""
+        self._pin(key, -1)
+
+    def evicted(self):
+        """The keys of the images that were evicted since the last call, the first one first."""
+        self._tell()
+        found, self.gone = self.gone, []
+        return found
+
+    def usage(self):
+        """A dict: images, pinned (of them), bytes (that they have), free (in the arena), hits and misses of `pool[key]`, evictions."""
+        table = self._table()
+        return {
+            "images": len(table),
+            "pinned": sum(pins > 0 for _, _, pins, _ in table),
+            "bytes": sum(size for *_, size in table),
+            "free": self.arena.pinned - self.arena.used,
+            "hits": self.data.hits,
+            "misses": self.data.misses,
+            "evictions": self.data.evictions,
+        }
+
+    def __repr__(self):
+        return f"<Pool of {len(self)} images in {self.arena!r}>"
+
+    def _pin(self, key, int32_t pins):
+        cdef Key c_key
+        fill_key(key, &c_key)
+        if not pool_pin(self.data, &c_key, pins):
+            raise KeyError(key)
+
+    def _bytes_of_keys(self):
+        return [name for _, name, _, _ in sorted(self._table())]
+
+    def _table(self):
+        """(when it was used, key in bytes, pins, bytes) of each image."""
+        cdef int32_t n = 0
+        cdef Entry *table
+        with nogil:
+            table = pool_table(self.data, &n)
+        if table == NULL:
+            raise MemoryError
+        try:
+            return [(table[i].used, table[i].key.bytes[:table[i].key.n], table[i].pins, table[i].bytes) for i in range(n)]
+        finally:
+            free(table)
+
+    def _tell(self):
+        """Learns what was evicted, whoever was the cause."""
+        cdef Key c_key
+        while pool_evicted(self.data, &c_key):
+            name = c_key.bytes[:c_key.n]
+            self.images.pop(name, None)
+            self.gone.append(self.names.pop(name, name))
+
+    cdef _wrapped(self, name, StateData *found):
+        """The Image of a state that is held for the caller."""
+        cdef Image image = self.images.get(name)
+        if image is not None and image.data == found:
+            state_drop(found)
+            return image
+        image = Image.__new__(Image)
+        image.data, image.layout, image.places, image.owner, image.pool = found, self.layout, (), self.arena, self.data
+        pool_hold(self.data)
+        self.images[name] = image
+        return image
 
 
 cdef class Plan:
@@ -885,6 +1055,22 @@ cdef int collect(void *sink, const Extent *e) noexcept nogil:
             return OK
         except MemoryError:
             return FAILED
+
+cdef bytes bytes_of(key):
+    if not isinstance(key, (str, bytes)) or not 1 <= len(key) <= MAX_KEY:
+        raise TypeError(f"key {key!r}; a str, or bytes, of 1 to {MAX_KEY} bytes is needed")
+    return key.encode() if isinstance(key, str) else key
+
+
+cdef bytes fill_key(key, Key *c_key):
+    cdef bytes name = bytes_of(key)
+    cdef const char *first = name
+    if len(name) > MAX_KEY:
+        raise TypeError(f"key {key!r} has {len(name)} bytes; 1 to {MAX_KEY} are possible")
+    c_key.n = len(name)
+    memcpy(c_key.bytes, first, c_key.n)
+    return name
+
 
 cdef object as_exception(const Error *error):
     try:

@@ -18,8 +18,8 @@ LAYOUTS = {format: small_layout(format, layers=6, draft=True) for format in PAGE
 
 @pytest.fixture(autouse=True)  # so that it ends behind the copier, which keeps the latest tickets
 def arena():
-    """Makes arenas; all are closed after the test, once the images that are left (the copier keeps the latest tickets) are
-    discarded."""
+    """Makes arenas; all are closed after the test, once the images that are left are discarded: the copier keeps the
+    latest tickets."""
     made = []
 
     def make(budget=2 << 20, piece=2 << 20):
@@ -166,6 +166,8 @@ def test_an_image_is_invisible_until_it_is_published(copier, memory, arena, held
     source, target, image = memory(layout, 1), memory(layout, 2), sc.Image(arena(), layout, chunk=32)
     image.blob = b"ids"
 
+    assert "nothing was copied" in refused(image.publish, "invalid")
+
     def read(upto=(9, 9)):
         return copier.submit(image, target.state, upto=upto, after=SYNCED)
 
@@ -203,6 +205,8 @@ def test_an_image_whose_copy_failed_is_not_published(copier, memory, arena):
     host_runtime.clear_faults()
     refused(image.publish, "invalid")
     image.reset()
+    assert not image.published
+    assert "nothing was copied" in refused(image.publish, "invalid")
     park(copier, source, image, (20, 20))
 
 

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 
-from strata_copy._core import Copier, Image, Plan, Progress, State, Ticket
+from strata_copy._core import Copier, Image, Plan, Pool, Progress, State, Ticket
 from strata_copy.arena import Arena
 from strata_copy.cudart import RuntimeUnavailable
 from strata_copy.errors import Cancelled, CopyError, Failed, Poisoned, Refused
@@ -33,6 +33,7 @@ __all__ = [
     "Place",
     "Plan",
     "Poisoned",
+    "Pool",
     "Progress",
     "Refused",
     "RuntimeUnavailable",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport INT32_MAX, INT64_MAX, SIZE_MAX, int32_t, int64_t
-from libc.stdlib cimport calloc, free, realloc
-from libc.string cimport memmove
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, memmove
 from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
 from posix.unistd cimport getpid
 
@@ -175,10 +175,11 @@ cdef class Arena:
     @property
     def refusal(self):
         """Why the arena did not grow to its budget, in words, or "" where it did or still grows."""
+        cdef Error error
         pthread_mutex_lock(&self.data.lock)
-        text = self.data.refusal.text if self.data.refusal.status != OK else b""
+        error = self.data.refusal
         pthread_mutex_unlock(&self.data.lock)
-        return text.decode(errors="replace")
+        return error.text.decode(errors="replace") if error.status != OK else ""
 
     @property
     def node(self):
@@ -188,11 +189,17 @@ cdef class Arena:
     @property
     def pieces(self):
         """(address, bytes, kind) of each piece; kind is "made", "attached", "foreign" or "in place"."""
+        cdef Piece *pieces
+        cdef int32_t n = 0
         kinds = ("made", "attached", "foreign", "in place")
-        pthread_mutex_lock(&self.data.lock)
-        found = [(self.data.pieces[i].base, self.data.pieces[i].bytes, self.data.pieces[i].kind) for i in range(self.data.n_pieces)]
-        pthread_mutex_unlock(&self.data.lock)
-        return [(base, size, kinds[kind]) for base, size, kind in found]
+        with nogil:
+            pieces = copy_of_pieces(self.data, &n)
+        if pieces == NULL:
+            raise MemoryError
+        try:
+            return [(pieces[i].base, pieces[i].bytes, kinds[pieces[i].kind]) for i in range(n)]
+        finally:
+            free(pieces)
 
     def __repr__(self):
         return f"<Arena of {self.budget} bytes: {self.pinned} pinned, {self.used} used{', growing' if self.growing else ''}>"
@@ -203,6 +210,18 @@ cdef bint waited(ArenaData *arena, size_t bytes, int64_t timeout_ns):
     with nogil:
         there = arena_wait(arena, bytes, timeout_ns)
     return there
+
+
+cdef Piece *copy_of_pieces(ArenaData *arena, int32_t *n) noexcept nogil:
+    """For the caller to free: Python's objects are not made while the lock is held."""
+    cdef Piece *copy
+    pthread_mutex_lock(&arena.lock)
+    copy = <Piece *>malloc((arena.n_pieces + 1) * sizeof(Piece))
+    if copy != NULL:
+        n[0] = arena.n_pieces
+        memcpy(copy, arena.pieces, n[0] * sizeof(Piece))
+    pthread_mutex_unlock(&arena.lock)
+    return copy
 
 
 def _node_of(device):

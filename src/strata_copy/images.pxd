@@ -22,6 +22,7 @@ cdef struct ImageData:
     int32_t word                # atomic; 1: a thread is changing it
     bint scrub                  # bytes are zeroed before the arena has them again
     size_t bytes                # that it has of the arena
+    bint landed                 # something was copied into it since it was made or reset; under the copier's lock
     int64_t landing[MAX_MARKS]  # the marks that were copied into it last; under the copier's lock
     int64_t marks[MAX_MARKS]    # the marks that are published; likewise
     Blob coming, blob           # set, published

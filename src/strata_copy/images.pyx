@@ -33,7 +33,8 @@ cdef StateData *image_new(ArenaData *arena, LayoutData *layout, int64_t banks, i
         status = outcome(error, REFUSED, REASON_MEMORY, "no host memory for an image of %d parts", layout.n_parts)
     else:
         arena_hold(arena)
-        image.arena, image.scrub, state.release, state.visibility = arena, scrub, release, UNPUBLISHED
+        image.arena, image.scrub, state.visibility = arena, scrub, UNPUBLISHED
+        state.release, state.forget = release, forget
         status = place_parts(state, banks, chunk, error)
     if status == OK:
         state.lineage = lineage_new(layout, state.places)
@@ -63,6 +64,11 @@ cdef void release(StateData *state) noexcept nogil:
     free(image.blob.bytes)
     free(image)
     free(state.runs)
+
+
+cdef void forget(StateData *state) noexcept nogil:
+    (<ImageData *>state.image).landed = False
+    store_i32(&state.visibility, UNPUBLISHED)
 
 
 # ---- places
@@ -256,6 +262,8 @@ cdef int check_landed(StateData *state, uint64_t generation, Error *error) noexc
         return AGAIN
     if load_i32(&state.invalid):
         return outcome(error, REFUSED, REASON_INVALID, "the image is INVALID: its last copy failed and it was not reset")
+    if not (<ImageData *>state.image).landed:
+        return outcome(error, REFUSED, REASON_INVALID, "nothing was copied into the image since it was made or reset")
     if generation != 0 and generation != found:
         error.wanted, error.found = <int64_t>generation, <int64_t>found
         return outcome(error, REFUSED, REASON_GENERATION, "the image has generation %ld, %ld was named: it was written since",
@@ -300,6 +308,7 @@ cdef void image_written(StateData *state, const Request *request) noexcept nogil
         part = &state.layout.parts[i]
         if request.groups == 0 or (request.groups >> part.group) & 1:
             image.landing[part.growth.mark] = request.upto[part.growth.mark]
+    image.landed = True
     store_i32(&state.visibility, UNPUBLISHED)
 
 

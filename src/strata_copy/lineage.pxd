@@ -1,8 +1,8 @@
 """Lineage: what is known to be equal between two states, so that it is not copied again.
 
 The rows of a state that a group keeps along a mark are a **track**: segments (epoch, begin, end) in the mark's own count. An epoch stands
-for what one state wrote behind one history, and its number is never used again. A copy hands the target the source's segments, and a cut only
-shortens: so whoever has a segment of an epoch has, before it, what its first owner had there. Two states are equal up to where their
+for what one state wrote behind one history, and its number is never used again. A copy hands the target the source's segments, and a cut
+only shortens: so whoever has a segment of an epoch has, before it, what its first owner had there. Two states are equal up to where their
 latest common epoch ends first.
 
 The **tail** of a track stands for the bytes of units that the next append may change: of a partly filled last unit, its stale cells, the

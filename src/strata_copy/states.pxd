@@ -56,6 +56,7 @@ cdef struct StateData:
     Runs **runs                 # of each part, or NULL: one that is not kept in chunks; atomic
     void *image                 # ImageData; NULL: not an image
     Release release             # gives back what the image has, before the state is freed
+    Release forget              # nothing has landed: at a reset, under the copier's lock
     int32_t visibility          # atomic
     uint64_t writer             # the ticket in flight that writes it, or 0
     uint64_t readers[READER_WORDS]  # the slots of the tickets in flight that read it

@@ -230,6 +230,8 @@ cdef int reset_state(StateData *state, Error *error) noexcept nogil:
         status = outcome(error, REFUSED, REASON_BUSY, "the state is in use by %ld tickets: wait for them first", error.found)
     else:
         lineage_reset(state.lineage)
+        if state.forget != NULL:
+            state.forget(state)
         store_i32(&state.invalid, 0)
         add_i64(<int64_t *>&state.generation, 1)
     pthread_mutex_unlock(&copier.lock)
