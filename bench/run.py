@@ -1,4 +1,4 @@
-"""Runs the benchmarks: python bench/run.py [submit] [copies] [neighbour]
+"""Runs the benchmarks: python bench/run.py [submit] [copies] [neighbour] [arena]
 
 They are built before, by python bench/setup.py build_ext --inplace. STRATA_COPY_RUNTIME says which runtime is measured,
 as for the library. A missed goal is no failure; wrong bytes are, and ceilings below what this kind of device has.
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+import arena.measure
 import copies.measure
 import neighbour.measure
 import submit.measure
@@ -17,7 +18,12 @@ from common import machine, report
 from common.setting import Setting
 from strata_copy import host_runtime, runtime
 
-BENCHES = {"submit": submit.measure.run, "copies": copies.measure.run, "neighbour": neighbour.measure.run}
+BENCHES = {
+    "submit": submit.measure.run,
+    "copies": copies.measure.run,
+    "neighbour": neighbour.measure.run,
+    "arena": arena.measure.run,
+}
 RESULTS = Path(__file__).resolve().parent / "results"
 
 

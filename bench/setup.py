@@ -18,7 +18,7 @@ PACKAGE = Path(strata_copy.__file__).resolve().parent
 INCLUDE = str(Path(strata_copy.get_include()).resolve())
 os.chdir(BENCH)  # names of modules count from here
 LOOPS = ["common.failure", "common.extents", "common.ceilings", "submit.loops", "copies.loops", "copies.latency"]
-LOOPS += ["neighbour.loops"]
+LOOPS += ["neighbour.loops", "arena.loops"]
 
 
 def extension(name: str, *sources: str) -> Extension:

@@ -17,6 +17,7 @@ FIGURES = {
     "submit": "submit, ours / twin",
     "copies": "both directions at once, int8, 2000 tokens",
     "neighbour": "h2d beside ours, p95",
+    "arena": "longest copy beside arena, 8 threads",
 }
 # One wrong byte in each copy of the library: the fifth that is executed once a target was made ready for it.
 SABOTAGE = """
