@@ -34,7 +34,7 @@ from strata_copy.plan cimport (
     MAX_SOURCES, Emission, Extent, PlanData, Units, emit_bundle, emit_end, emit_part, plan_drop, plan_new, units_to_move,
 )
 from strata_copy.pool cimport (
-    MAX_KEY, Entry, Key, PoolData, pool_drop, pool_evicted, pool_find, pool_hold, pool_image, pool_new, pool_pin, pool_remove,
+    MAX_KEY, Entry, Key, PoolData, pool_close, pool_drop, pool_evicted, pool_find, pool_hold, pool_image, pool_new, pool_pin, pool_remove,
     pool_reserve, pool_table,
 )
 from strata_copy.raising cimport raise_error
@@ -357,7 +357,9 @@ cdef class Pool:
             raise_error(&error)
 
     def __dealloc__(self):
-        pool_drop(self.data)
+        if self.data != NULL:
+            pool_close(self.data)       # images that were handed out refer to the pool's C side
+            pool_drop(self.data)
 
     def image(self, key, upto=None, *, blob=None):
         """The image of `key`, made where there is none, with room for the marks `upto` if they are given. blob: what its next `publish`

@@ -147,12 +147,41 @@ class Held:
             self.write(OFFSETS[i] + bank * size, size, self.bytes[OFFSETS[i] : OFFSETS[i] + size])
 
 
-class World:
-    """names: of the states with their kinds. random: decides everything."""
+class Parked(Held):
+    """An image in a pool. Its memory is where the pool wants it, and is looked at through a copy."""
 
-    def __init__(self, copier, random, kinds):
+    def __init__(self, name, pool):
+        self.name, self.pool, self.tickets = name, pool, []
+        self.bytes = np.zeros(BYTES, np.uint8)
+        self.lineage = rules.Lineage(LAYOUT.parts)
+        self.start()
+
+    def start(self):
+        """Out of the pool, and in again: as where it was evicted meanwhile."""
+        self.wait()
+        if self.name in self.pool:
+            del self.pool[self.name]
+        self.state = self.pool.image(self.name)
+        self.lineage.reset()
+        self.marks = [0, 0]
+
+    def wait(self):
+        landed = bool(self.tickets)
+        super().wait()
+        if landed and not self.state.published:
+            assert self.state.publish()
+
+
+class World:
+    """kinds: of the states' memory, by their names; "pool": an image. random: decides everything."""
+
+    def __init__(self, copier, random, kinds, arena=None):
         self.copier, self.random = copier, random
-        self.states = [Held(name, kind, random) for name, kind in kinds.items()]
+        pool = sc.Pool(arena, LAYOUT, banks=BANKS, chunk=8) if arena is not None else None
+        self.states = [
+            Parked(name, pool) if kind == "pool" else Held(name, kind, random) for name, kind in kinds.items()
+        ]
+        self.probe = Held("probe", "device", random) if pool is not None else None
         self.plans = {}
 
     def start(self, random):
@@ -161,6 +190,14 @@ class World:
             held.random = random
             held.start()
             held.lineage.forget()
+            self.forget_plans(held)
+        if self.probe is not None:
+            self.probe.random = random
+
+    def forget_plans(self, held):
+        """It may be another state now."""
+        if isinstance(held, Parked):
+            self.plans = {key: plan for key, plan in self.plans.items() if held.name not in key}
 
     def plan(self, source, target):
         key = source.name, target.name
@@ -172,6 +209,8 @@ class World:
         """Submits, and changes what the target should hold as save and restore would. Returns bytes that move and that
         should, and the units."""
         upto = list(source.marks if upto is None else upto)
+        if isinstance(source, Parked):
+            source.wait()  # it is read only once it is published
         units = rules.first_units(source.lineage, target.lineage, upto, banks, begin, groups)
         how = {"begin": begin, "groups": groups, "after": SYNCED}
         if banks[0]:
@@ -209,4 +248,13 @@ class World:
         """What is not as it should be, once all copies have ended."""
         for held in self.states:
             held.wait()
-        return [held.name for held in self.states if not np.array_equal(read(held.base, BYTES), held.bytes)]
+        return [held.name for held in self.states if not self.right(held)]
+
+    def right(self, held):
+        if not isinstance(held, Parked):
+            return np.array_equal(read(held.base, BYTES), held.bytes)
+        if not held.state.published:
+            return True  # nobody can look
+        self.probe.start()
+        self.copy(held, self.probe, sync=True)
+        return np.array_equal(read(self.probe.base, BYTES), self.probe.bytes)

@@ -3,6 +3,8 @@ said again (lineage_reference.py) and against what saving and restoring everythi
 
 STRATA_COPY_HISTORY=n runs history n alone."""
 
+import contextlib
+import gc
 import os
 import threading
 
@@ -12,11 +14,11 @@ import pytest
 import lineage_reference as rules
 import strata_copy as sc
 from fixtures import SYNCED
-from lineage_world import BANKS, CAPACITY, DRAFT, LAYOUT, MAIN, NUMBER, World
+from lineage_world import BANKS, CAPACITY, DRAFT, LAYOUT, MAIN, NUMBER, Parked, World
 from strata_copy import host_runtime, presets, runtime
 
 pytestmark = pytest.mark.host
-KINDS = {"main": "device", "slot": "device", "other": "device", "image": "pinned", "second": "pinned"}
+KINDS = {"main": "device", "slot": "device", "other": "device", "image": "pool", "second": "pinned", "third": "pool"}
 SHORT, LONG, BATCH, STEPS = 200, 10_000, 50, 24
 
 
@@ -88,7 +90,7 @@ class History:
         held.rewind(marks)
 
     def copy(self, source=None, target=None, **how):
-        source = source or self.pick()
+        source = source or self.pick(*[held for held in self.world.states if not self.readable(held)])
         target = target or self.pick(source)
         draw = self.random.random()
         if not how and draw < 0.1:
@@ -110,6 +112,11 @@ class History:
         self.note(f"{source.name} at {source.marks} to {target.name} {how}")
         moved, expected, units = self.world.copy(source, target, **how)
         assert moved == expected, f"{moved} bytes moved, {expected} by the rules: {units}\n{self.story()}"
+
+    def readable(self, held):
+        """An image into which nothing was copied yet, or only a group, is none to copy from."""
+        held.wait()
+        return not isinstance(held, Parked) or held.state.published
 
     def turn(self):
         """Appends that nobody speaks of before the copy."""
@@ -153,12 +160,15 @@ class History:
         held = self.pick()
         self.note(f"{held.name} is evicted")
         held.start()
+        self.world.forget_plans(held)
 
     def fork(self):
         """One image into two slots, which both go on and park in either order."""
         slots = self.world.states[:3]
         a, b = (slots[i] for i in self.random.permutation(3)[:2])
-        image = self.world.states[int(self.random.integers(3, 5))]
+        image = self.world.states[int(self.random.integers(3, 6))]
+        if not self.readable(image):
+            return
         for slot in (a, b):
             self.copy(image, slot, sync=True)
             counts = self.counts(slot)
@@ -175,16 +185,22 @@ def run_histories(world, numbers):
 
 @pytest.fixture
 def world():
-    made = []
+    made, arenas = [], []
 
     def make(seed):
         host_runtime.configure(devices=1, seed=seed)
         made.append(sc.Copier(tickets=64, layer_events=16))
-        return World(made[-1], np.random.default_rng(seed), KINDS)
+        arenas.append(sc.Arena(1 << 20, piece=1 << 16, pause=0.0, threads=1))
+        return World(made[-1], np.random.default_rng(seed), KINDS, arenas[-1])
 
     yield make
     for copier in made:
         copier.close()
+    for image in [thing for thing in gc.get_objects() if isinstance(thing, sc.Image)]:
+        with contextlib.suppress(sc.Refused):
+            image.discard()
+    for arena in arenas:
+        arena.close()
 
 
 @pytest.mark.timeout(600)

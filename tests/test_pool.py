@@ -182,6 +182,17 @@ def test_random_use_against_a_model(copier, memory, pool):
         assert kept.keys() == [key for key, _ in model]
 
 
+def test_a_pool_that_is_gone_leaves_the_images_that_somebody_has(copier, memory, pool):
+    kept, source, target = pool(3), memory(LAYOUT, 1), memory(LAYOUT, 2)
+    arena, image = kept.arena, park(copier, source, kept, "a")
+    kept.image("b", UPTO)
+    del kept
+    gc.collect()
+    assert arena.used == image.bytes
+    assert copier.submit(image, target.state, upto=UPTO, after=SYNCED).sync(timeout=60)
+    assert differences(target, after_copy(source, target, UPTO)) == []
+
+
 def test_many_threads_share_a_pool(copier, memory, pool):
     kept, failed = pool(4), []
     sources = [memory(LAYOUT, tag) for tag in range(4)]

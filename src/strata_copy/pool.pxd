@@ -44,6 +44,8 @@ cdef struct PoolData:
 cdef PoolData *pool_new(ArenaData *arena, LayoutData *layout, int64_t banks, int64_t chunk, bint scrub, Error *error) noexcept nogil
 cdef void pool_hold(PoolData *pool) noexcept nogil
 cdef void pool_drop(PoolData *pool) noexcept nogil
+# Lets go of all images: those that nobody else has give their memory back.
+cdef void pool_close(PoolData *pool) noexcept nogil
 
 # All images that these hand out are held for the caller (state_drop).
 # The image of a key, or NULL.

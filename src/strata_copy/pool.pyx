@@ -32,17 +32,24 @@ cdef void pool_hold(PoolData *pool) noexcept nogil:
 
 
 cdef void pool_drop(PoolData *pool) noexcept nogil:
-    cdef int32_t i
     if pool == NULL or add_i64(&pool.references, -1) > 1:
         return
-    for i in range(pool.n):
-        state_drop(pool.entries[i].image)
+    pool_close(pool)
     layout_drop(pool.layout)
     arena_drop(pool.arena)
     pthread_mutex_destroy(&pool.lock)
     free(pool.entries)
     free(pool.gone)
     free(pool)
+
+
+cdef void pool_close(PoolData *pool) noexcept nogil:
+    cdef int32_t i
+    pthread_mutex_lock(&pool.lock)
+    for i in range(pool.n):
+        state_drop(pool.entries[i].image)
+    pool.n = 0
+    pthread_mutex_unlock(&pool.lock)
 
 
 cdef StateData *pool_find(PoolData *pool, const Key *key) noexcept nogil:
