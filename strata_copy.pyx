@@ -91,7 +91,6 @@ cdef class State:
 
     def __init__(self, Layout layout, places, *, owner=None):
         cdef Error error
-        cdef int status
         cdef LayoutData *layout_values = layout_data(layout)
         if self.data != NULL:
             raise TypeError("a State is made once")
@@ -105,16 +104,28 @@ cdef class State:
         self.data = state_new(layout_values, &error)
         if self.data == NULL:
             raise_error(&error)
+        try:
+            self._place(layout_values)
+        except BaseException:
+            state_drop(self.data)
+            self.data = NULL            # as if __init__ had not run
+            raise
+
+    cdef int _place(self, const LayoutData *layout) except -1:
+        cdef Error error
+        cdef int status
         for i, place in enumerate(self.places):
             try:
-                fill_place(place, &layout_values.parts[<int32_t>i], &self.data.places[<int32_t>i])
+                fill_place(place, &layout.parts[<int32_t>i], &self.data.places[<int32_t>i])
             except (TypeError, ValueError) as wrong:
-                part = layout.parts[i]
+                part = self.layout.parts[i]
                 raise type(wrong)(f"part {part.name!r} of layer {part.layer}: {wrong}") from None
+        clear(&error)
         with nogil:
             status = check_places(self.data, &error)
         if status != OK:
             raise_error(&error)
+        return 0
 
     def __dealloc__(self):
         state_drop(self.data)

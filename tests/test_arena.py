@@ -209,6 +209,20 @@ def test_a_fork_gives_nothing_back():
     assert out.split() == ["7", "2"]
 
 
+@pytest.mark.host
+def test_a_process_may_end_while_an_arena_grows():
+    out = run_python(
+        """
+        import strata_copy as sc
+        from strata_copy import runtime
+        runtime.open("host")
+        arena = sc.Arena(1 << 34, piece=1 << 20, pause=0.001, background=True)
+        print(arena.growing)
+        """
+    )
+    assert out.split() == ["True"]
+
+
 # ---- memory of the engine's
 
 

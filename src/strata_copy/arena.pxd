@@ -47,6 +47,7 @@ cdef struct ArenaData:
     size_t registered, offered, used    # bytes: registered by the arena; in pieces that are given out from; given out
     pthread_t grower
     bint has_grower, growing, stop
+    bint closing                # nothing is given out any more
     Error refusal               # why it did not grow to its budget
 
 
@@ -58,6 +59,8 @@ cdef void arena_drop(ArenaData *arena) noexcept nogil
 
 # Starts the thread that makes pieces until the budget is used up or something is refused.
 cdef int arena_grow(ArenaData *arena, Error *error) noexcept nogil
+# Ends the growth: nothing is made any more when it returns.
+cdef void arena_stop(ArenaData *arena) noexcept nogil
 # Until `bytes` can be given out, or growing has ended, or the time is up: True unless it is.
 cdef bint arena_wait(ArenaData *arena, size_t bytes, int64_t timeout_ns) noexcept nogil
 # Memory of the engine's. attach gives it to the arena; register_ leaves it to the engine.
@@ -77,5 +80,6 @@ cdef void arena_give(ArenaData *arena, size_t start, size_t bytes) noexcept nogi
 cdef class Arena:
     cdef ArenaData *data
     cdef bint closed_
+    cdef object __weakref__
 
 cdef ArenaData *arena_data(Arena arena) except NULL

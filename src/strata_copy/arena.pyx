@@ -1,7 +1,9 @@
 """Arenas. The C side is declared in arena.pxd."""
 
+import atexit
 import os
 import warnings
+import weakref
 from pathlib import Path
 
 from cpython.exc cimport PyErr_CheckSignals
@@ -35,6 +37,20 @@ cdef enum:
     SPARE = 256 << 20           # bytes of the machine's memory that are left alone
 
 
+# Those that are open, so that none grows while the process ends.
+_arenas = weakref.WeakSet()
+
+
+@atexit.register
+def _end_growth():
+    cdef ArenaData *data
+    for arena in list(_arenas):
+        data = (<Arena>arena).data
+        if data.pid == getpid():
+            with nogil:
+                arena_stop(data)
+
+
 cdef class Arena:
     """Pinned memory for images, in pieces that are registered one by one.
 
@@ -66,6 +82,7 @@ cdef class Arena:
         self.data = arena_new(c_device, node, c_budget, c_piece, c_threads, c_pause, &error)
         if self.data == NULL or (c_budget > 0 and arena_grow(self.data, &error) != OK):
             raise_error(&error)
+        _arenas.add(self)
         while c_budget > 0 and not waited(self.data, PAGE if background else SIZE_MAX, 50000000):
             PyErr_CheckSignals()
         if c_budget > 0 and self.pinned == 0:
@@ -378,20 +395,29 @@ cdef bint arena_wait(ArenaData *arena, size_t bytes, int64_t timeout_ns) noexcep
     return there
 
 
+cdef void arena_stop(ArenaData *arena) noexcept nogil:
+    cdef bint joins
+    pthread_mutex_lock(&arena.lock)
+    arena.stop = True
+    joins = arena.has_grower
+    arena.has_grower = False
+    pthread_cond_broadcast(&arena.changed)
+    pthread_mutex_unlock(&arena.lock)
+    if joins:
+        pthread_join(arena.grower, NULL)
+
+
 cdef int arena_close(ArenaData *arena, Error *error) noexcept nogil:
     pthread_mutex_lock(&arena.lock)
     if arena.used > 0:
         error.found = arena.used
         outcome(error, REFUSED, REASON_BUSY, "%ld bytes of the arena are used by images: let go of them first", error.found)
     else:
-        arena.stop = True
-        pthread_cond_broadcast(&arena.changed)
+        arena.closing = True
     pthread_mutex_unlock(&arena.lock)
     if error.status != OK:
         return error.status
-    if arena.has_grower:
-        pthread_join(arena.grower, NULL)
-        arena.has_grower = False
+    arena_stop(arena)
     return run(arena, JOB_CLOSE, 0, 0, error) if arena.n_pieces > 0 else OK
 
 
@@ -771,7 +797,7 @@ cdef bint arena_take(ArenaData *arena, size_t bytes, size_t grain, size_t near, 
     cdef size_t n
     cdef bint taken = False
     pthread_mutex_lock(&arena.lock)
-    i = range_for(arena, bytes, grain, near)
+    i = range_for(arena, bytes, grain, near) if not arena.closing else -1
     if i >= 0 and room(arena, 0, 1) == OK:
         n = min(bytes, arena.free[i].bytes) // grain * grain
         found.start, found.bytes = arena.free[i].start, n
