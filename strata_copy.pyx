@@ -23,7 +23,8 @@ from strata_copy.arena cimport Arena, ArenaData, arena_data
 from strata_copy.abi cimport AGAIN, API_VERSION, FAILED, OK, REASON_CLOSED, REASON_LAYOUT, REFUSED, Error
 from strata_copy.atomics cimport load_i32, load_u64
 from strata_copy.cudart cimport clear, observed, outcome, published, require_runtime
-from strata_copy.images cimport ImageData, image_blob, image_discard, image_new, image_publish, image_reserve
+from strata_copy.images cimport ImageData, image_discard, image_new
+from strata_copy.images cimport image_blob as set_blob, image_publish as show_image, image_reserve as make_room
 from strata_copy.lanes cimport MAX_DEVICES, CopierData, the_copier
 from strata_copy.layout cimport MAX_GROUPS, MAX_MARKS, Layout, LayoutData, layout_data
 from strata_copy.lineage cimport (
@@ -281,7 +282,7 @@ cdef class Image(State):
         cdef int status
         clear(&error)
         with nogil:
-            status = (image_reserve(data, values, n, &error) if self.pool == NULL else
+            status = (make_room(data, values, n, &error) if self.pool == NULL else
                       pool_reserve(self.pool, data, values, n, &error))
         if status != OK:
             raise_error(&error)
@@ -295,7 +296,7 @@ cdef class Image(State):
         cdef int status
         clear(&error)
         with nogil:
-            status = image_publish(data, wanted, &error)
+            status = show_image(data, wanted, &error)
         if status < OK:
             raise_error(&error)
         return status == OK
@@ -338,7 +339,7 @@ cdef class Image(State):
         cdef Error error
         cdef const unsigned char[::1] view = value if len(value) else b"\0"
         clear(&error)
-        if image_blob(state_data(self), &view[0], len(value), &error) != OK:
+        if set_blob(state_data(self), &view[0], len(value), &error) != OK:
             raise_error(&error)
 
 
@@ -989,19 +990,19 @@ cdef int rewindable(abi.State *state, const int64_t *marks, uint32_t n_marks, ab
     return lineage_rewindable((<StateData *>state).lineage, (<StateData *>state).layout, marks, n_marks, cleared(error, &unread))
 
 
-cdef int image_room(abi.State *image, const int64_t *marks, uint32_t n_marks, abi.Error *error) noexcept nogil:
+cdef int image_reserve(abi.State *image, const int64_t *marks, uint32_t n_marks, abi.Error *error) noexcept nogil:
     cdef abi.Error unread
-    return image_reserve(<StateData *>image, marks, n_marks, cleared(error, &unread))
+    return make_room(<StateData *>image, marks, n_marks, cleared(error, &unread))
 
 
-cdef int blob(abi.State *image, const void *bytes, size_t n, abi.Error *error) noexcept nogil:
+cdef int image_blob(abi.State *image, const void *bytes, size_t n, abi.Error *error) noexcept nogil:
     cdef abi.Error unread
-    return image_blob(<StateData *>image, bytes, n, cleared(error, &unread))
+    return set_blob(<StateData *>image, bytes, n, cleared(error, &unread))
 
 
-cdef int publish(abi.State *image, uint64_t generation, abi.Error *error) noexcept nogil:
+cdef int image_publish(abi.State *image, uint64_t generation, abi.Error *error) noexcept nogil:
     cdef abi.Error unread
-    return image_publish(<StateData *>image, generation, cleared(error, &unread))
+    return show_image(<StateData *>image, generation, cleared(error, &unread))
 
 
 cdef abi.Plan *plan_of(object plan) except NULL:
@@ -1055,7 +1056,7 @@ table.poll, table.finished, table.sync, table.release = poll, finished, sync, re
 table.state_generation, table.state_reset = generation, reset
 table.state_advanced, table.state_rewound = advanced, rewound
 table.state_dirty, table.state_rewindable = dirty, rewindable
-table.image_reserve, table.image_blob, table.image_publish = image_room, blob, publish
+table.image_reserve, table.image_blob, table.image_publish = image_reserve, image_blob, image_publish
 _C_API = PyCapsule_New(&table, "strata_copy._core._C_API", NULL)
 
 

@@ -21,9 +21,9 @@ cdef int dirty(abi.State *state, int32_t part, int64_t first_unit, int64_t n, ab
 cdef int rewindable(abi.State *state, const int64_t *marks, uint32_t n_marks, abi.Error *error) noexcept nogil
 
 # Images: room for marks before a submit, what is published with the rows, and publishing (AGAIN while a ticket uses the image).
-cdef int image_room(abi.State *image, const int64_t *marks, uint32_t n_marks, abi.Error *error) noexcept nogil
-cdef int blob(abi.State *image, const void *bytes, size_t n, abi.Error *error) noexcept nogil
-cdef int publish(abi.State *image, uint64_t generation, abi.Error *error) noexcept nogil
+cdef int image_reserve(abi.State *image, const int64_t *marks, uint32_t n_marks, abi.Error *error) noexcept nogil
+cdef int image_blob(abi.State *image, const void *bytes, size_t n, abi.Error *error) noexcept nogil
+cdef int image_publish(abi.State *image, uint64_t generation, abi.Error *error) noexcept nogil
 
 # From the Python objects; a pointer lives as long as its object. TypeError for another object.
 cdef abi.Plan *plan_of(object plan) except NULL
