@@ -23,7 +23,7 @@ from strata_copy.arena cimport Arena, ArenaData, arena_data
 from strata_copy.abi cimport AGAIN, API_VERSION, FAILED, OK, REASON_CLOSED, REASON_LAYOUT, REFUSED, Error
 from strata_copy.atomics cimport load_i32, load_u64
 from strata_copy.cudart cimport clear, observed, outcome, published, require_runtime
-from strata_copy.images cimport ImageData, image_discard, image_new
+from strata_copy.images cimport MAX_IMAGE_BANKS, ImageData, image_discard, image_new
 from strata_copy.images cimport image_blob as set_blob, image_publish as show_image, image_reserve as make_room
 from strata_copy.lanes cimport MAX_DEVICES, CopierData, the_copier
 from strata_copy.layout cimport MAX_GROUPS, MAX_MARKS, Layout, LayoutData, layout_data
@@ -261,7 +261,7 @@ cdef class Image(State):
         cdef bint c_scrub = scrub
         if self.data != NULL:
             raise TypeError("an Image is made once")
-        c_banks, c_chunk = whole("banks", banks, 1, 1 << 16), whole("chunk", chunk, 1, 1 << 40)
+        c_banks, c_chunk = whole("banks", banks, 1, MAX_IMAGE_BANKS), whole("chunk", chunk, 1, 1 << 40)
         self.layout, self.places, self.owner = layout, (), arena
         clear(&error)
         with nogil:
@@ -363,8 +363,8 @@ cdef class Pool:
             raise TypeError("a Pool is made once")
         self.arena, self.layout, self.names, self.images, self.gone = arena, layout, {}, {}, []
         clear(&error)
-        self.data = pool_new(memory, layout_data(layout), whole("banks", banks, 1, 1 << 16), whole("chunk", chunk, 1, 1 << 40), scrub,
-                             &error)
+        self.data = pool_new(memory, layout_data(layout), whole("banks", banks, 1, MAX_IMAGE_BANKS), whole("chunk", chunk, 1, 1 << 40),
+                             scrub, &error)
         if self.data == NULL:
             raise_error(&error)
 

@@ -161,9 +161,13 @@ class Parked(Held):
         self.wait()
         if self.name in self.pool:
             del self.pool[self.name]
-        self.state = self.pool.image(self.name)
+        self.state, self.written = self.pool.image(self.name), set()
         self.lineage.reset()
         self.marks = [0, 0]
+
+    def readable(self, groups=None, bank=0):
+        """Only what was copied into it."""
+        return all((group, bank) in self.written for group in groups or LAYOUT.groups)
 
     def wait(self):
         landed = bool(self.tickets)
@@ -219,6 +223,8 @@ class World:
             how["dst_bank"] = banks[1]
         ticket = self.plan(source, target).submit(upto, **how)
         assert ticket is not None
+        if isinstance(target, Parked):
+            target.written |= {(group, banks[1]) for group in groups or LAYOUT.groups}
         rules.hand_on(source.lineage, target.lineage, upto, banks, begin, groups)
         source.tickets.append(ticket)
         target.tickets.append(ticket)
@@ -253,8 +259,9 @@ class World:
     def right(self, held):
         if not isinstance(held, Parked):
             return np.array_equal(read(held.base, BYTES), held.bytes)
-        if not held.state.published:
+        groups = [group for group in LAYOUT.groups if held.readable([group])]
+        if not groups:
             return True  # nobody can look
         self.probe.start()
-        self.copy(held, self.probe, sync=True)
+        self.copy(held, self.probe, groups=groups, sync=True)
         return np.array_equal(read(self.probe.base, BYTES), self.probe.bytes)

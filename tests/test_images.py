@@ -213,6 +213,30 @@ def test_an_image_whose_copy_failed_is_not_published(copier, memory, arena):
 # ---- memory
 
 
+def test_what_was_never_copied_into_an_image_is_not_read(copier, memory, arena):
+    """It is what other conversations left there."""
+    layout, pool = LAYOUTS["int8"], arena()
+
+    def where(i, part):
+        return {"banks": 3 if part.growth.rule == "state" else 1}
+
+    source, target = memory(layout, 1, where), memory(layout, 2, where)
+    image = sc.Image(pool, layout, banks=3, chunk=32)
+    park(copier, source, image, (20, 20), groups=["main"])
+    take(copier, image, target, (20, 0), groups=["main"])
+    refused(lambda: copier.submit(image, target.state, upto=(20, 0), after=SYNCED), "bank")
+    refused(lambda: copier.submit(image, target.state, upto=(20, 0), groups=["main"], src_bank=2, after=SYNCED), "bank")
+    refused(lambda: copier.submit(source.state, image, upto=(20, 20), begin=(10, 10), after=SYNCED), "mark")
+    park(copier, source, image, (20, 20), begin=(20, 0))
+    take(copier, image, target, (20, 20))
+    before = after_copy(source, target, (20, 20))
+    assert differences(target, before) == []
+    image.reset()
+    park(copier, source, image, (9, 9), groups=["main"])
+    assert image.marks == (9, 0)
+    refused(lambda: copier.submit(image, target.state, upto=(9, 0), after=SYNCED), "bank")
+
+
 def test_an_arena_that_is_full_refuses_and_keeps_what_is_there(copier, memory, arena):
     layout = LAYOUTS["int8"]
     source, target, pool = memory(layout, 1), memory(layout, 2), arena(budget=96 * KIB, piece=96 * KIB)

@@ -108,13 +108,15 @@ class History:
             how["begin"] = [
                 rules.equal_to(source.lineage, target.lineage, track, source.marks[track[1]]) for track in tracks
             ]
+        if isinstance(source, Parked) and not source.readable(how.get("groups"), how.get("banks", (0, 0))[0]):
+            return
         how["sync"] = bool(self.random.random() < 0.5)
         self.note(f"{source.name} at {source.marks} to {target.name} {how}")
         moved, expected, units = self.world.copy(source, target, **how)
         assert moved == expected, f"{moved} bytes moved, {expected} by the rules: {units}\n{self.story()}"
 
     def readable(self, held):
-        """An image into which nothing was copied yet, or only a group, is none to copy from."""
+        """Nothing was copied into a new image yet."""
         held.wait()
         return not isinstance(held, Parked) or held.state.published
 
@@ -167,7 +169,7 @@ class History:
         slots = self.world.states[:3]
         a, b = (slots[i] for i in self.random.permutation(3)[:2])
         image = self.world.states[int(self.random.integers(3, 6))]
-        if not self.readable(image):
+        if not self.readable(image) or (isinstance(image, Parked) and not image.readable()):
             return
         for slot in (a, b):
             self.copy(image, slot, sync=True)

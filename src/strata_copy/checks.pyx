@@ -8,10 +8,10 @@ from strata_copy.abi cimport (
 )
 from strata_copy.atomics cimport load_i32, load_u64
 from strata_copy.cudart cimport cudaErrorCapturedEvent, cuda_failed, outcome, rt
-from strata_copy.images cimport image_readable
+from strata_copy.images cimport image_readable, image_writable
 from strata_copy.lanes cimport MAX_AFTER, OPEN, CopierData, device_index
 from strata_copy.plan cimport PlanData, units_to_move
-from strata_copy.states cimport DISCARDED, StateData
+from strata_copy.states cimport StateData
 from strata_copy.submit cimport Submission
 from strata_copy.tickets cimport check_stream
 
@@ -46,8 +46,8 @@ cdef int check_plan_now(Submission *s) noexcept nogil:
             return REFUSED
         if s.request.src_generation != 0 and s.request.src_generation != load_u64(&s.plan.sources[i].generation):
             return wrong_generation(s, "source", s.request.src_generation, load_u64(&s.plan.sources[i].generation))
-    if load_i32(&target.visibility) == DISCARDED:
-        return outcome(s.error, REFUSED, REASON_CLOSED, "the target is an image that was discarded")
+    if target.image != NULL and image_writable(target, s.request, s.error) != OK:
+        return REFUSED
     if s.request.dst_generation != 0 and s.request.dst_generation != load_u64(&target.generation):
         return wrong_generation(s, "target", s.request.dst_generation, load_u64(&target.generation))
     return OK

@@ -9,7 +9,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from strata_copy.abi cimport Error, Request
 from strata_copy.arena cimport ArenaData, Range
-from strata_copy.layout cimport MAX_MARKS, LayoutData
+from strata_copy.layout cimport MAX_GROUPS, MAX_MARKS, LayoutData
 from strata_copy.states cimport StateData
 
 cdef struct Blob:
@@ -22,11 +22,16 @@ cdef struct ImageData:
     int32_t word                # atomic; 1: a thread is changing it
     bint scrub                  # bytes are zeroed before the arena has them again
     size_t bytes                # that it has of the arena
-    bint landed                 # something was copied into it since it was made or reset; under the copier's lock
-    int64_t landing[MAX_MARKS]  # the marks that were copied into it last; under the copier's lock
-    int64_t marks[MAX_MARKS]    # the marks that are published; likewise
+    # Under the copier's lock, and only what was copied into it since it was made or reset: all else is other conversations' bytes.
+    bint landed
+    uint64_t banks[MAX_GROUPS]  # of each group the banks that were written, in bits
+    int64_t landing[MAX_MARKS]  # the latest marks
+    int64_t marks[MAX_MARKS]    # those that are published
     Blob coming, blob           # set, published
 
+
+cdef enum:
+    MAX_IMAGE_BANKS = 64
 
 # An image without rows, not published; NULL with the error filled where the arena has no room for its parts of one unit. chunk: tokens.
 cdef StateData *image_new(ArenaData *arena, LayoutData *layout, int64_t banks, int64_t chunk, bint scrub, Error *error) noexcept nogil
@@ -42,5 +47,7 @@ cdef int image_discard(StateData *state, Error *error) noexcept nogil
 
 # For submit, under the copier's lock. A request was accepted that writes the image: nobody reads it until it is published again.
 cdef void image_written(StateData *state, const Request *request) noexcept nogil
-# OK where rows up to the request's marks may be read.
+# OK where all that the request leaves out was copied into the image before.
+cdef int image_writable(const StateData *state, const Request *request, Error *error) noexcept nogil
+# OK where all that the request reads was copied into the image and is published.
 cdef int image_readable(const StateData *state, const Request *request, Error *error) noexcept nogil

@@ -5,8 +5,8 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from strata_copy.abi cimport (
-    AGAIN, LINEAR, OK, PINNED, REASON_BUSY, REASON_CAPACITY, REASON_CLOSED, REASON_GENERATION, REASON_INVALID, REASON_MARK, REASON_MEMORY,
-    REASON_PLACE, REASON_UNSUPPORTED, REFUSED, STATE, WINDOW, Error, PartSpec, PlaceSpec, Request,
+    AGAIN, LINEAR, OK, PINNED, REASON_BANK, REASON_BUSY, REASON_CAPACITY, REASON_CLOSED, REASON_GENERATION, REASON_INVALID, REASON_MARK,
+    REASON_MEMORY, REASON_PLACE, REASON_UNSUPPORTED, REFUSED, STATE, WINDOW, Error, PartSpec, PlaceSpec, Request,
 )
 from strata_copy.arena cimport ARENA_GRAIN, ArenaData, Range, arena_drop, arena_give, arena_hold, arena_take
 from strata_copy.atomics cimport load_i32, load_u64, store_i32, store_i64, store_u64, swap_i32
@@ -67,7 +67,10 @@ cdef void release(StateData *state) noexcept nogil:
 
 
 cdef void forget(StateData *state) noexcept nogil:
-    (<ImageData *>state.image).landed = False
+    cdef ImageData *image = <ImageData *>state.image
+    image.landed = False
+    memset(image.banks, 0, sizeof(image.banks))
+    memset(image.landing, 0, sizeof(image.landing))
     store_i32(&state.visibility, UNPUBLISHED)
 
 
@@ -306,15 +309,34 @@ cdef void image_written(StateData *state, const Request *request) noexcept nogil
     cdef int32_t i
     for i in range(state.layout.n_parts):
         part = &state.layout.parts[i]
-        if request.groups == 0 or (request.groups >> part.group) & 1:
+        if moves(request, part.group):
             image.landing[part.growth.mark] = request.upto[part.growth.mark]
+            image.banks[part.group] |= <uint64_t>1 << (request.dst_bank[part.group] if request.dst_bank != NULL else 0)
     image.landed = True
     store_i32(&state.visibility, UNPUBLISHED)
+
+
+cdef int image_writable(const StateData *state, const Request *request, Error *error) noexcept nogil:
+    cdef const ImageData *image = <const ImageData *>state.image
+    cdef int32_t m
+    if load_i32(&state.visibility) == DISCARDED:
+        return outcome(error, REFUSED, REASON_CLOSED, "the target is an image that was discarded")
+    for m in range(state.layout.n_marks if request.begin != NULL and request.n_marks == <uint32_t>state.layout.n_marks else 0):
+        if request.begin[m] > image.landing[m]:
+            error.wanted, error.found = request.begin[m], image.landing[m]
+            return outcome(error, REFUSED, REASON_MARK, "mark %d: begin is %ld, but the image has what was copied into it up to %ld", m,
+                           error.wanted, error.found)
+    return OK
+
+
+cdef inline bint moves(const Request *request, int32_t group) noexcept nogil:
+    return request.groups == 0 or (request.groups >> group) & 1
 
 
 cdef int image_readable(const StateData *state, const Request *request, Error *error) noexcept nogil:
     cdef const ImageData *image = <const ImageData *>state.image
     cdef int32_t m, visibility = load_i32(&state.visibility)
+    cdef int64_t bank
     if visibility != VISIBLE:
         return outcome(error, REFUSED, REASON_CLOSED if visibility == DISCARDED else REASON_INVALID, "the image %s",
                        <const char *>"was discarded" if visibility == DISCARDED else <const char *>"is not published")
@@ -323,6 +345,11 @@ cdef int image_readable(const StateData *state, const Request *request, Error *e
             error.wanted, error.found = request.upto[m], image.marks[m]
             return outcome(error, REFUSED, REASON_MARK, "mark %d: %ld asked, the image is published up to %ld", m, error.wanted,
                            error.found)
+    for m in range(state.layout.n_groups):
+        bank = request.src_bank[m] if request.src_bank != NULL else 0
+        if moves(request, m) and (not 0 <= bank < MAX_IMAGE_BANKS or not (image.banks[m] >> bank) & 1):
+            error.wanted = bank
+            return outcome(error, REFUSED, REASON_BANK, "group %d: nothing was copied into bank %ld of the image", m, bank)
     return OK
 
 
