@@ -20,19 +20,20 @@ from libc.string cimport memcpy
 
 cimport strata_copy.abi as abi
 from strata_copy.arena cimport Arena, ArenaData, arena_data
-from strata_copy.abi cimport AGAIN, API_VERSION, FAILED, OK, REASON_CLOSED, REASON_LAYOUT, REFUSED, Error
+from strata_copy.abi cimport AGAIN, API_VERSION, FAILED, FEED, OK, QUEUE_ALL, REASON_CLOSED, REASON_LAYOUT, REFUSED, Error
 from strata_copy.atomics cimport load_i32, load_u64
+from strata_copy.copier cimport Opening, the_copier
 from strata_copy.cudart cimport clear, observed, outcome, published, require_runtime
 from strata_copy.images cimport MAX_IMAGE_BANKS, ImageData, image_discard, image_new
 from strata_copy.images cimport image_blob as set_blob, image_publish as show_image, image_reserve as make_room
-from strata_copy.lanes cimport MAX_DEVICES, CopierData, the_copier
-from strata_copy.layout cimport MAX_GROUPS, MAX_MARKS, Layout, LayoutData, layout_data
 from strata_copy.lineage cimport (
     Known, Lineage, Track, give_words, lineage_advanced, lineage_dirty, lineage_rewindable, lineage_rewound, take_words,
 )
+from strata_copy.lanes cimport MAX_RING, CopierData
+from strata_copy.layout cimport MAX_GROUPS, MAX_MARKS, Layout, LayoutData, layout_data
 from strata_copy.opening cimport close_on_thread, open_on_thread
 from strata_copy.plan cimport (
-    MAX_SOURCES, Emission, Extent, PlanData, Units, emit_bundle, emit_end, emit_part, plan_drop, plan_new, units_to_move,
+    MAX_DEVICES, MAX_SOURCES, Emission, Extent, PlanData, Units, emit_bundle, emit_end, emit_part, plan_drop, plan_new, units_to_move,
 )
 from strata_copy.pool cimport (
     MAX_KEY, Entry, Key, PoolData, pool_close, pool_drop, pool_evicted, pool_find, pool_hold, pool_image, pool_new, pool_pin, pool_remove,
@@ -42,14 +43,17 @@ from strata_copy.raising cimport raise_error
 from strata_copy.states cimport MAX_TICKETS, VISIBLE, StateData, check_places, state_drop, state_new
 from strata_copy.submit cimport adopt_plan, submit_plan
 from strata_copy.tickets cimport (
-    end_all, free_all, reset_state, state_users, ticket_look, ticket_poll, ticket_release, ticket_sync, ticket_wait_done, ticket_wait_layer,
+    reset_state, state_users, ticket_look, ticket_poll, ticket_release, ticket_sync, ticket_wait_done, ticket_wait_layer,
     tickets_finished,
 )
-from strata_copy.values cimport RequestValues, fill_marks, fill_place, fill_request
+from strata_copy.values cimport RequestValues, fill_marks, fill_place, fill_request, fill_way
+from strata_copy.worker cimport ticket_cancel
 
 from strata_copy.places import handle, nanoseconds, whole
 
-ROUTE_NAMES = ("local", "out", "in", "host")
+ROUTE_NAMES = ("local", "out", "in", "ring", "host")
+
+RING_ALIGNMENT = 512        # bytes
 
 # Held while a copier opens or closes, which let the GIL go. No other lock is taken outside of it.
 _opening = threading.Lock()
@@ -65,8 +69,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Progress(NamedTuple):
-    """How far a ticket is: layers queued, bytes landed (0 until all have) and in all, seconds inside submit, seconds since the call of
-    submit (until the copy was first seen to have ended)."""
+    """How far a ticket is: layers queued, bytes landed (known chunk by chunk where the worker queues it, else 0 until all have) and in all,
+    seconds inside submit, seconds since the call of submit (until the copy was first seen to have ended)."""
 
     layers_queued: int
     bytes: int
@@ -535,7 +539,8 @@ cdef class Plan:
         plan_data(self)
         return {(ROUTE_NAMES[self.data.parts[i].route], self.data.parts[i].device) for i in range(self.data.target.layout.n_parts)}
 
-    def submit(self, upto, *, after=None, begin=None, groups=None, src_bank=None, dst_bank=None, src_generation=0, dst_generation=0):
+    def submit(self, upto, *, after=None, begin=None, groups=None, src_bank=None, dst_bank=None, src_generation=0, dst_generation=0,
+               priority=0, bytes_ahead=0, feed=None, hook=0, hook_arg=0):
         """Queues the copy and returns its Ticket, or None where no ticket is free (nothing happened then: try later).
 
         upto: the marks up to which rows move, one int for each of layout.marks. begin: the marks up to which the target has them
@@ -544,12 +549,17 @@ cdef class Plan:
             where both are known to be done. There is no default.
         groups: names of the groups that move; None for all. src_bank, dst_bank: the bank of parts that have several, an int or a
             dict from group to int. src_generation, dst_generation: refuse where the state has another; 0 for any.
+        feed: whether the worker queues the copy in windows (True) or this call queues it whole (False, None again behind a copy that the
+            worker still queues); None for what suits its length. priority: 0, or -1 for a copy that those of priority 0 overtake.
+            bytes_ahead: bytes that may be queued and not landed; 0 for the copier's window.
+        hook, hook_arg: addresses of a strata_hook (strata_copy.h) and its argument; 0 for none.
 
         Source and target are held until the ticket ends. Raises Refused (nothing was written), Failed (the target is INVALID),
         Poisoned.
         """
         plan_data(self)
-        return self.copier._submit(self, upto, after, begin, groups, src_bank, dst_bank, src_generation, dst_generation)
+        return self.copier._submit(self, upto, (after, begin, groups, src_bank, dst_bank),
+                                   (src_generation, dst_generation, priority, bytes_ahead, feed, hook, hook_arg))
 
     def extents(self, upto, begin=None):
         """What a submit would copy now: a list of (target, source, width, rows, target_pitch, source_pitch), in bytes, in order.
@@ -566,7 +576,7 @@ cdef class Plan:
         cdef Emission emission
         cdef Known known
         found = []
-        fill_request(&values, self.layout, upto, begin, None, None, None, None)
+        fill_request(&values, self.layout, upto, None, begin, None, None, None)
         units = <Units *>calloc(layout.n_parts, sizeof(Units))
         if units == NULL:
             raise MemoryError
@@ -598,7 +608,8 @@ cdef class Copier:
     devices: ordinals of the devices whose memory is copied; (0,). tickets: copies that may be in flight or not yet looked at; 64.
         layer_events: events that a ticket may take on a device, one for each layer and route in it; 128. chunk: bytes after which a long
         copy between device and host leaves a gap for others; 32 MiB. patience: seconds after which CUDA is asked for a ticket whose end
-        was not told; 10.
+        was not told; 10. window: chunks that a long copy, which a worker thread queues, has ahead on a device; 8. device_memory: bytes on
+        each device for the ring of `ring_slots` chunks through which pinned memory is copied to pinned memory; 32 MiB in 4.
 
     Opening makes everything that copies need, so that none of them allocates. It opens the runtime: the CUDA runtime, or what
     STRATA_COPY_RUNTIME says; there is no fallback. Raises RuntimeUnavailable, Refused where something cannot be had, and
@@ -610,8 +621,9 @@ cdef class Copier:
     cdef object flying, ended, __weakref__
     cdef int submitting         # threads between their call of submit and the Ticket of it; under the GIL
 
-    def __init__(self, devices=(0,), *, tickets=64, layer_events=128, chunk=32 << 20, patience=10.0):
-        cdef int32_t ordinals[MAX_DEVICES]
+    def __init__(self, devices=(0,), *, tickets=64, layer_events=128, chunk=32 << 20, patience=10.0, window=8, device_memory=32 << 20,
+                 ring_slots=4):
+        cdef Opening opening
         if self.data != NULL:
             raise TypeError("a Copier is made once")
         if hasattr(devices, "__index__"):
@@ -621,18 +633,25 @@ cdef class Copier:
         if not 1 <= len(self.devices) <= MAX_DEVICES or len(set(self.devices)) != len(self.devices):
             raise ValueError(f"devices {self.devices}; 1 to {MAX_DEVICES}, each once")
         tickets, layer_events = whole("tickets", tickets, 1, MAX_TICKETS), whole("layer_events", layer_events, 1, 1 << 16)
-        chunk, patience = whole("chunk", chunk, 1, 1 << 40), nanoseconds(patience)
+        opening.tickets, opening.layer_events, opening.n_devices = tickets, layer_events, len(self.devices)
+        opening.chunk, opening.patience = whole("chunk", chunk, 1, 1 << 40), nanoseconds(patience)
+        opening.window = whole("window", window, 1, 1 << 16)
+        device_memory, ring_slots = whole("device_memory", device_memory, 0, 1 << 40), whole("ring_slots", ring_slots, 1, MAX_RING)
+        opening.ring_slots = ring_slots if device_memory else 0
+        opening.ring_slot_bytes = device_memory // ring_slots // RING_ALIGNMENT * RING_ALIGNMENT
+        if device_memory and not opening.ring_slot_bytes:
+            raise ValueError(f"device_memory={device_memory} is less than {RING_ALIGNMENT} bytes for each of {ring_slots} slots")
         for i, device in enumerate(self.devices):
-            ordinals[<int32_t>i] = device
+            opening.devices[<int32_t>i] = device
         require_runtime()
         global _owner
         with _opening:
             if the_copier() != NULL:
                 if _owner() is not None:
                     raise RuntimeError("a copier is open in this process: use that one, or close it")
-                shut(the_copier())      # its Copier was dropped without close
+                close_on_thread(the_copier(), None)       # its Copier was dropped without close
             _owner = weakref.ref(self)
-            self.data = open_on_thread(ordinals, len(self.devices), tickets, layer_events, chunk, patience)
+            self.data = open_on_thread(&opening)
 
     def __dealloc__(self):
         # Without close there is no thread to wait on here; in a fork the handles are the parent's.
@@ -656,22 +675,15 @@ cdef class Copier:
 
     def close(self):
         """Waits for the tickets in flight, then gives everything back. Tickets keep what they last knew. Closing twice is allowed."""
-        cdef CopierData *data
-        cdef Error error
         with _opening:
-            if self.closed:
-                return
-            data = self.data
-            clear(&error)
-            with nogil:
-                end_all(data, &error)
-            while self.submitting:      # their tickets have ended, and want to be told so
-                time.sleep(0.0001)
-            self._collect()
-            self.data = NULL
-            with nogil:
-                free_all(data)
-            close_on_thread(data)
+            if not self.closed:
+                close_on_thread(self.data, self._ended)
+
+    def _ended(self):
+        while self.submitting:      # their tickets have ended, and want to be told so
+            time.sleep(0.0001)
+        self._collect()
+        self.data = NULL
 
     def plan(self, source, State target not None):
         """A Plan from `source` to `target`. source: a State, or a dict from each group's name to the State that it comes from.
@@ -725,7 +737,9 @@ cdef class Copier:
         self.ended.clear()
         return found
 
-    def _submit(self, Plan plan, upto, after, begin, groups, src_bank, dst_bank, src_generation, dst_generation):
+    def _submit(self, Plan plan, upto, what, how):
+        after, begin, groups, src_bank, dst_bank = what
+        src_generation, dst_generation, priority, bytes_ahead, feed, hook, hook_arg = how
         cdef Error error
         cdef RequestValues values
         cdef abi.Ticket value
@@ -733,9 +747,8 @@ cdef class Copier:
         self._alive()
         if isinstance(plan.target, Image):
             plan.target.reserve(upto)
-        fill_request(&values, plan.target.layout, upto, begin, after, groups, src_bank, dst_bank)
-        values.request.src_generation = whole("src_generation", src_generation, 0, (1 << 64) - 1)
-        values.request.dst_generation = whole("dst_generation", dst_generation, 0, (1 << 64) - 1)
+        fill_request(&values, plan.target.layout, upto, after, begin, groups, src_bank, dst_bank)
+        fill_way(&values, src_generation, dst_generation, priority, bytes_ahead, feed, hook, hook_arg)
         self._collect()
         clear(&error)
         self.submitting += 1
@@ -802,15 +815,15 @@ cdef class Ticket:
         cdef Error error
         cdef int status = AGAIN
         cdef int64_t slice_ns, left = nanoseconds(timeout)
+        clear(&error)
         self._look()
         while self.status == AGAIN:
             slice_ns = 50000000 if left < 0 or left > 50000000 else left    # so that signals are seen
-            clear(&error)
             with nogil:
                 status = ticket_sync(self.ticket, slice_ns, &error)
             PyErr_CheckSignals()
             self._look()
-            if status == REFUSED and self.status == AGAIN:
+            if status < OK and (not error.restored or self.status == AGAIN):    # of this thread, not of the ticket
                 raise_error(&error)
             if left >= 0:
                 left -= slice_ns
@@ -819,6 +832,23 @@ cdef class Ticket:
         if self.failure is not None:
             raise self.failure
         return self.status == OK
+
+    def cancel(self):
+        """Stops the copy at its next chunk: it ends with Cancelled, once what is queued has landed. False where everything is queued
+        already, and the copy goes on to its end, or has ended."""
+        cdef Error error
+        cdef abi.Ticket ticket = self.ticket
+        cdef int status
+        self._look()
+        if self.status != AGAIN:
+            return False
+        clear(&error)
+        with nogil:
+            status = ticket_cancel(ticket, &error)
+        self._look()
+        if status < OK and self.status == AGAIN:
+            raise_error(&error)
+        return status == OK
 
     def poll(self):
         """A Progress, from memory alone. Raises where the copy did not end well."""
@@ -970,6 +1000,11 @@ cdef int reset(abi.State *state, abi.Error *error) noexcept nogil:
     return reset_state(<StateData *>state, cleared(error, &unread))
 
 
+cdef int cancel(abi.Ticket ticket, abi.Error *error) noexcept nogil:
+    cdef abi.Error unread
+    return ticket_cancel(ticket, cleared(error, &unread))
+
+
 cdef int advanced(abi.State *state, const int64_t *marks, uint32_t n_marks, abi.Error *error) noexcept nogil:
     cdef abi.Error unread
     return lineage_advanced((<StateData *>state).lineage, (<StateData *>state).layout, marks, n_marks, cleared(error, &unread))
@@ -1040,6 +1075,7 @@ cdef extern from "strata_copy.h" nogil:
         void (*release)(abi.Ticket *) noexcept nogil
         uint64_t (*state_generation)(const abi.State *) noexcept nogil
         int (*state_reset)(abi.State *, abi.Error *) noexcept nogil
+        int (*cancel)(abi.Ticket, abi.Error *) noexcept nogil
         int (*state_advanced)(abi.State *, const int64_t *, uint32_t, abi.Error *) noexcept nogil
         int (*state_rewound)(abi.State *, const int64_t *, uint32_t, abi.Error *) noexcept nogil
         int (*state_dirty)(abi.State *, int32_t, int64_t, int64_t, abi.Error *) noexcept nogil
@@ -1053,7 +1089,7 @@ cdef Table table
 table.version, table.size = API_VERSION, sizeof(Table)
 table.submit, table.wait_layer, table.wait_done, table.wait_source = submit, wait_layer, wait_done, wait_source
 table.poll, table.finished, table.sync, table.release = poll, finished, sync, release
-table.state_generation, table.state_reset = generation, reset
+table.state_generation, table.state_reset, table.cancel = generation, reset, cancel
 table.state_advanced, table.state_rewound = advanced, rewound
 table.state_dirty, table.state_rewindable = dirty, rewindable
 table.image_reserve, table.image_blob, table.image_publish = image_reserve, image_blob, image_publish
@@ -1091,16 +1127,6 @@ cdef object as_exception(const Error *error):
         raise_error(error)
     except Exception as failure:
         return failure
-
-
-cdef int shut(CopierData *data) except -1:
-    """Closes a copier that no object owns any more."""
-    cdef Error error
-    clear(&error)
-    with nogil:
-        end_all(data, &error)
-        free_all(data)
-    return close_on_thread(data)
 
 
 cdef StateData *state_data(State state) except NULL:

@@ -25,7 +25,7 @@ enum {
     STRATA_AGAIN = 1,      /* not yet; nothing happened */
     STRATA_REFUSED = -1,   /* before the first write: target and source are as they were */
     STRATA_FAILED = -2,    /* after the first write: the target is INVALID until it is reset, the source is untouched */
-    STRATA_CANCELLED = -3, /* likewise, because the caller asked for it; nothing does in this release */
+    STRATA_CANCELLED = -3, /* likewise, because the caller asked for it */
     STRATA_POISONED = -4   /* a CUDA error that ends the device for this process; no further CUDA call is made on it */
 };
 
@@ -75,7 +75,7 @@ typedef struct {
 typedef struct {
     int32_t status;                /* STRATA_AGAIN while in flight, then an outcome */
     int32_t layers_queued;         /* layers whose bytes are queued: wait_layer answers OK for them */
-    int64_t bytes, bytes_total;    /* landed (counted when the ticket ends) and to be moved */
+    int64_t bytes, bytes_total;    /* landed (known chunk by chunk where the worker queues it, else at the end) and to be moved */
     int64_t ns_submit, ns_total;   /* inside submit; from the call of submit to the first look that found the copy ended */
 } strata_progress;
 
@@ -120,11 +120,14 @@ typedef struct { const int32_t *id; int64_t n, first; } strata_pages; /* pages o
 
 /* Flags of a request. */
 enum {
-    STRATA_CALLER_SYNCED = 1 /* n_after == 0 is meant: source is written and target is unread already */
+    STRATA_CALLER_SYNCED = 1, /* n_after == 0 is meant: source is written and target is unread already */
+    STRATA_FEED = 2,          /* the worker queues it in windows, however short it is */
+    STRATA_QUEUE_ALL = 4      /* the caller queues it whole, however long it is: AGAIN behind a ticket that the worker still queues */
 };
 
-/* Called as each layer is queued, on the submitting thread, with `device` current and without the GIL. It may only enqueue work
- * on `stream`, where the layer's bytes have landed. A non-zero return fails the ticket. */
+/* Called once for each layer and device of the plan, in the order of the layers, by the thread that queues the layer (the caller of
+ * submit, or the worker), with `device` current and without the GIL. It may only enqueue work on `stream`, which stands behind the
+ * layer's bytes: wait_layer stands behind that work. Calls of this library from it are refused; a non-zero return fails the ticket. */
 typedef int (*strata_hook)(void *hook_arg, int32_t layer, int32_t device, void *stream);
 
 /* Everything is read before submit returns. Make one with strata_request_new and set what differs. */
@@ -134,12 +137,12 @@ typedef struct {
     uint32_t n_marks, reserved;
     uint64_t groups;                       /* bit g: group g moves; 0: all */
     const int64_t *src_bank, *dst_bank;    /* one value per group; NULL: bank 0 */
-    const strata_pages *src_pages, *dst_pages; /* refused in this release, as are priority, bytes_ahead and hook */
+    const strata_pages *src_pages, *dst_pages; /* refused in this release */
     uint32_t n_page_groups, n_after;
     const strata_wait *after;
     uint64_t src_generation, dst_generation; /* 0: any; else the state must still have it */
-    int32_t priority, reserved2;
-    int64_t bytes_ahead;
+    int32_t priority, reserved2;           /* 0, or -1: copies of priority 0 overtake it at the next chunk */
+    int64_t bytes_ahead;                   /* that may be queued and not landed on a device; 0: the copier's window */
     void *user;
     strata_hook hook;
     void *hook_arg;
@@ -160,8 +163,9 @@ static inline strata_request strata_request_new(const int64_t *upto, uint32_t n_
 #define STRATA_COPY_API_VERSION 1
 typedef struct {
     uint32_t version, size;
-    /* Checks everything on every device, then queues the whole copy on the calling thread. OK: *ticket names it (it is written before
-     * the first copy, so that another thread may wait for layers already). AGAIN: every ticket is in flight or not released. */
+    /* Checks everything on every device, then queues the copy on the calling thread, or has the worker queue it where it is long. OK:
+     * *ticket names it (it is written before the first copy, so that another thread may wait for layers already). AGAIN: every ticket
+     * is in flight or not released, or 16 are being fed. */
     int (*submit)(strata_plan *, const strata_request *, strata_ticket *, strata_error *);
     /* OK: `stream` now depends on all bytes that `layer` needs. AGAIN: the layer was not queued within timeout_ns. */
     int (*wait_layer)(strata_ticket, int32_t layer, void *stream, int64_t timeout_ns, strata_error *);
@@ -181,6 +185,9 @@ typedef struct {
     uint64_t (*state_generation)(const strata_state *);
     /* The state starts anew: valid again after a failed copy. BUSY while a ticket uses it. */
     int (*state_reset)(strata_state *, strata_error *);
+    /* OK: the ticket stops at the next chunk and ends CANCELLED once what is queued has landed: poll it. AGAIN: everything is queued
+     * already, or it has ended. */
+    int (*cancel)(strata_ticket, strata_error *);
     /* What the engine says of a state's content, so that copies move what changed: each before the first kernel that writes, from any
      * thread, one at a time for a state (else BUSY), also while copies are in flight. A state that was told nothing moves whole.
      * Each gives running state a new generation. n_marks: one for each mark of the layout. */
@@ -227,6 +234,7 @@ static inline int strata_copy_import(void) {
 #define strata_release (strata_copy_table->release)
 #define strata_state_generation (strata_copy_table->state_generation)
 #define strata_state_reset (strata_copy_table->state_reset)
+#define strata_cancel (strata_copy_table->cancel)
 #define strata_state_advanced (strata_copy_table->state_advanced)
 #define strata_state_rewound (strata_copy_table->state_rewound)
 #define strata_state_dirty (strata_copy_table->state_dirty)

@@ -11,13 +11,15 @@ import pytest
 
 import strata_copy as sc
 from fixtures import HOST, KIND, Held, Memory, Scene
+from looked_at import LookedAt
 from strata_copy import host_runtime, runtime
 
 SHORT_SEEDS, LONG_SEEDS = 20, 200
+FAULT_PAIRS = pytest.StashKey[set]()
 
 # They say nothing of a GPU, and a machine with one and no network may lack what they need.
 collect_ignore = (
-    ["test_host_runtime.py", "test_layout.py", "test_extents.py"]
+    ["host_runtime/test_host_copies.py", "test_layout.py", "test_extents.py", "test_any_layout.py"]
     if importlib.util.find_spec("hypothesis") is None
     else []
 )
@@ -32,6 +34,7 @@ def pytest_addoption(parser, pluginmanager):
 def pytest_configure(config):
     if not config.pluginmanager.has_plugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): of pytest-timeout")
+    config.pluginmanager.register(LookedAt(config))
 
 
 def pytest_generate_tests(metafunc):
@@ -56,6 +59,13 @@ def pytest_collection_modifyitems(config, items):
     kept = [item for item in items if fits(item)]
     config.hook.pytest_deselected(items=[item for item in items if not fits(item)])
     items[:] = kept
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    pairs = config.stash.get(FAULT_PAIRS, set())
+    if pairs:
+        functions = {function for _, _, function, _, _ in pairs}
+        terminalreporter.write_line(f"fault pairs: {len(pairs)} (functions: {len(functions)})")
 
 
 def pytest_sessionfinish(session):
@@ -96,6 +106,8 @@ def nothing_left_behind(request, opened_runtime):
     copier."""
     names = request.fixturenames
     start_anew(request.getfixturevalue("seed") if "seed" in names else 0 if "held" in names else None)
+    if HOST and "seed" in names:
+        request.node.user_properties.append(("seed", request.getfixturevalue("seed")))
     yield
     violations = host_runtime.violations() if HOST else []
     pending = runtime.peek_last_error() if not HOST else 0
@@ -104,6 +116,19 @@ def nothing_left_behind(request, opened_runtime):
     assert violations == []
     assert pending == 0
     assert not left_open, "the test left a copier open"
+
+
+@pytest.fixture(scope="session")
+def fault_pairs(pytestconfig):
+    """The calls that were made to fail in this session, each with each code: tuples of operation, route, function,
+    number of the call, code."""
+    return pytestconfig.stash.setdefault(FAULT_PAIRS, set())
+
+
+@pytest.fixture
+def figure(request):
+    """Takes a line that the run prints at its end, of what the test has counted."""
+    return lambda line: request.node.user_properties.append(("figure", line))
 
 
 @pytest.fixture

@@ -93,13 +93,29 @@ def read(address, size):
     return values
 
 
+pageable = {}  # address -> the array that holds it
+
+
 def allocate(kind, device, size):
+    if kind == "pageable":
+        array = np.zeros(size + ALIGNMENT, np.uint8)
+        base = -(-array.ctypes.data // ALIGNMENT) * ALIGNMENT
+        pageable[base] = array
+        return base
     before = runtime.get_device()
     runtime.set_device(device)
     try:
         return runtime.malloc(size) if kind == "device" else runtime.host_alloc(size)
     finally:
         runtime.set_device(before)
+
+
+def release(kind, base):
+    """Gives back what `allocate` has made."""
+    if kind == "pageable":
+        del pageable[base]
+    else:
+        (runtime.free if kind == "device" else runtime.host_free)(base)
 
 
 class Memory:
@@ -153,7 +169,7 @@ class Memory:
 
     def free(self):
         for kind, base in self.allocations:
-            (runtime.free if kind == "device" else runtime.host_free)(base)
+            release(kind, base)
         self.allocations = []
 
 

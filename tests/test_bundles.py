@@ -33,6 +33,25 @@ def test_large_parts_and_rows_that_grow_stay_with_their_layer(memory, copier):
         assert [e[3] for e in extents] == [1, 1, 1]
 
 
+def test_small_parts_of_one_layer_move_with_it(memory, copier):
+    """They would hold up the layers before it."""
+    state = sc.Growth.state()
+    parts = [sc.Part(name="k", layer=0, unit_bytes=64, growth=sc.Growth.linear())]
+    parts += [sc.Part(name=f"s{n}", layer=1, unit_bytes=100, growth=state) for n in range(3)]
+    layout = sc.Layout(parts)
+    source, target = memory(layout, 1), memory(layout, 2)
+    extents = copier.plan(source.state, target.state).extents(5)
+    assert [extent[0] for extent in extents] == [place.base for place in target.places]
+
+
+def test_layers_in_falling_order_are_not_one_extent(memory, copier):
+    """A pitch cannot be negative."""
+    layout = sc.Layout([sc.Part(name="s", layer=layer, unit_bytes=100, growth=sc.Growth.state()) for layer in range(3)])
+    source, rising = memory(layout, 1), memory(layout, 2)
+    target = sc.State(layout, list(reversed(rising.places)))
+    assert [extent[3] for extent in copier.plan(source.state, target).extents(5)] == [1, 1, 1]
+
+
 def test_a_slot_of_the_model_takes_few_copies():
     """Part by part they would be 145."""
     layout = presets.qwen3_8_flash_next("int8", draft=False)
@@ -44,6 +63,45 @@ def test_a_slot_of_the_model_takes_few_copies():
         extents = copier.plan(source.state, target.state).extents(64)
     assert len(extents) <= 101
     assert sum(width * rows for _, _, width, rows, _, _ in extents) == layout.bytes_at([64])
+
+
+def two_layers(*growths, groups="aa", patched=False):
+    """A layout of one part of 64 bytes in each layer, and where it is patched its patch source."""
+    parts, patches = [], []
+    for layer, (growth, group) in enumerate(zip(growths, groups, strict=True)):
+        parts.append(sc.Part(name="s", layer=layer, unit_bytes=64, growth=growth, group=group))
+        if patched:
+            parts.append(sc.Part(name="dead", layer=layer, unit_bytes=64, growth=sc.Growth.const(), group=group))
+            patches.append(sc.Patch(layer=layer, part="s", source="dead"))
+    return sc.Layout(parts, marks=("tokens", "other"), patches=patches)
+
+
+STATE, CONST = sc.Growth.state(), sc.Growth.const()
+# A layout, what the request says besides the marks, and fields of the places of layers 0 and 1.
+UNLIKE = {
+    "the rule": (two_layers(STATE, CONST), {"begin": (1, 0)}, {}, {}),
+    "the mark": (two_layers(CONST, sc.Growth(rule="const", mark=1)), {"begin": (1, 0)}, {}, {}),
+    "the group": (two_layers(STATE, STATE, groups="ab"), {"groups": ["a"]}, {}, {}),
+    "the growth of patched rows": (two_layers(sc.Growth.linear(2), sc.Growth.linear(4), patched=True), {}, {}, {}),
+    "the banks": (
+        two_layers(STATE, STATE),
+        {"src_bank": 1, "dst_bank": 1},
+        {"banks": 2, "bank_stride": 64},
+        {"banks": 2, "bank_stride": 80},
+    ),
+}
+
+
+@pytest.mark.parametrize("unlike", UNLIKE)
+def test_small_parts_that_are_not_alike_are_not_one_extent(memory, copier, unlike):
+    layout, how, *fields = UNLIKE[unlike]
+
+    def where(i, part):
+        return fields[part.layer]
+
+    source, target = memory(layout, 1, where), memory(layout, 2, where)
+    assert copier.submit(source.state, target.state, upto=(9, 9), after=SYNCED, **how).sync()
+    assert differences(target, after_copy(source, target, (9, 9), **how)) == []
 
 
 OUT, IN, HOST, LOCAL = ("device", "pinned"), ("pinned", "device"), ("pinned", "pinned"), ("device", "device")

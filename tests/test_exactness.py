@@ -3,14 +3,20 @@
 Memory is checked twice: against the patterns of rig.Session by its own arithmetic, and against tests/reference.py.
 """
 
+import random
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import strata_copy as sc
-from fixtures import CAPACITY, KINDS, PAGES, after_copy, differences, small_layout, untouched
+from fixtures import CAPACITY, HOST, KINDS, PAGES, after_copy, differences, small_layout, untouched
+from looked_at import CELLS, FORMATS, LENGTHS, Cell
 from strata_copy import host_runtime, rig, runtime, save_path
 
-LENGTHS = [0, 1, 3, 4, 5, 63, 64, 65, 96]
 LAYOUTS = {format: small_layout(format, layers=6, draft=True) for format in PAGES}
 
 
@@ -40,19 +46,53 @@ def copy(copier, source, target, upto, **how):
     assert ticket.sync(timeout=60)
 
 
+WAY = {
+    "direct": copy,
+    "save + restore": lambda copier, source, target, upto: save_and_restore(source, target, upto),
+}
+
+
+def wrong_bytes(copier, cell, before=None, behind=None):
+    """Does what a cell of the table says, and returns a line for each byte of the target or the source that is not as
+    it must be.
+
+    before, behind: called with the target before and behind the copy, to do harm.
+    """
+    layout, upto = LAYOUTS[cell.format], (cell.length,) * 2
+    capacity = (CAPACITY,) * 2
+    with (
+        rig.Session(layout, capacity, kind=cell.source, number=1) as source,
+        rig.Session(layout, capacity, kind=cell.target, number=2) as target,
+    ):
+        source.fill()
+        target.fill()
+        if before is not None:
+            before(target)
+        WAY[cell.way](copier, source, target, upto)
+        if behind is not None:
+            behind(target)
+        return rig.mismatches(target, source, upto) + rig.changes(source)
+
+
+@pytest.mark.parametrize("cell", range(len(CELLS)), ids=["-".join(map(str, cell)) for cell in CELLS])
+def test_every_cell_of_the_table_is_right_to_the_byte(request, copier, cell):
+    request.node.user_properties.append(("cell", cell))
+    assert wrong_bytes(copier, CELLS[cell]) == []
+
+
 @pytest.mark.parametrize("target_kind", KINDS)
 @pytest.mark.parametrize("source_kind", KINDS)
-@pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("format", PAGES)
-def test_a_copy_is_what_save_and_restore_gives(copier, session, format, length, source_kind, target_kind):
-    layout, upto = LAYOUTS[format], (length, length)
-    source = session(layout, source_kind, 1)
-    target, twin = session(layout, target_kind, 2), session(layout, target_kind, 2)
-    copy(copier, source, target, upto)
-    assert rig.mismatches(target, source, upto) == []
+def test_a_copy_leaves_what_save_and_restore_leaves(copier, session, format, source_kind, target_kind):
+    """Byte by byte, where the table compares both with patterns."""
+    source = session(LAYOUTS[format], source_kind, 1)
+    target, twin = (session(LAYOUTS[format], target_kind, 2) for _ in range(2))
+    for length in LENGTHS:
+        upto = (length, length)
+        copy(copier, source, target, upto)
+        save_and_restore(source, twin, upto)
+        assert np.array_equal(target.read(0, target.bytes), twin.read(0, twin.bytes)), f"{length} tokens"
     assert rig.changes(source) == []
-    save_and_restore(source, twin, upto)
-    assert np.array_equal(target.read(0, target.bytes), twin.read(0, twin.bytes))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -208,6 +248,69 @@ def test_one_changed_byte_is_found(copier, session, kind, nth):
         assert any(first <= target.base + at - row * pitch < first + width for row in range(rows))
     part = next(i for i, r in enumerate(target.regions) if r.offset <= at < r.offset + r.bytes)
     assert line.startswith(f"part {layout.parts[part].name!r} of layer {layout.parts[part].layer}, ")
+
+
+def harm(how, chance):
+    """What wrong_bytes takes to get one byte wrong: in a copy, or by a store behind it."""
+    if how == "copy":
+        return {"before": lambda target: host_runtime.corrupt(chance.randint(1, 4))}
+    return {"behind": lambda target: flip(target, chance.choice(target.regions), chance)}
+
+
+def flip(session, region, chance):
+    at = region.offset + chance.randrange(region.bytes)
+    session.write(at, session.read(at, 1) ^ np.uint8(chance.randint(1, 255)))
+
+
+@pytest.mark.parametrize("how", ["store", *(["copy"] if HOST else [])])
+@pytest.mark.parametrize("format", FORMATS)
+def test_one_changed_byte_makes_exactly_its_cell_fail(copier, format, how):
+    chance = random.Random(f"{format} {how}")
+    cells = [cell for cell in CELLS if cell.format == format]
+    harmed = chance.choice(cells)
+    found = {cell: wrong_bytes(copier, cell, **(harm(how, chance) if cell == harmed else {})) for cell in cells}
+    assert [cell for cell in cells if found[cell]] == [harmed]
+    assert len(found[harmed]) == 1
+    assert how == "store" or host_runtime.clear_faults() == 1
+
+
+@pytest.mark.parametrize("length", [0, 65])
+def test_one_changed_byte_in_any_part_makes_the_cell_fail(copier, length):
+    layout, chance = LAYOUTS["k8v4"], random.Random(length)
+    for i, part in enumerate(layout.parts):
+        (line,) = wrong_bytes(
+            copier,
+            Cell("k8v4", "device", "pinned", "direct", length),
+            behind=lambda target, i=i: flip(target, target.regions[i], chance),
+        )
+        assert line.startswith(f"part {part.name!r} of layer {part.layer}, ")
+
+
+def test_a_run_without_some_cell_fails():
+    """And so does one in which a cell was skipped."""
+    program = """
+        import sys
+        import pytest
+
+        class Drop:
+            @pytest.hookimpl(trylast=True)
+            def pytest_collection_modifyitems(self, items):
+                cells = [item for item in items if "cell" in getattr(getattr(item, "callspec", None), "params", ())]
+                items[:] = cells[5:8]
+                items[0].add_marker(pytest.mark.skip(reason="on purpose"))
+
+        sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", sys.argv[1]], plugins=[Drop()]))
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), str(Path(__file__))],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.stdout + run.stderr
+    assert "2 passed, 1 skipped" in run.stdout
+    assert f"2 of {len(CELLS)} cells verified, 0 wrong, {len(CELLS) - 2} not run" in run.stdout
+    assert "not run: 0 1 3 4 5 63 96" in run.stdout
 
 
 @pytest.mark.parametrize("where", ["guard", "moved", "behind the mark"])

@@ -4,95 +4,16 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import reference
 import strata_copy as sc
 from fixtures import SYNCED, Memory, after_copy, differences, needed_by, small_layout
 from strata_copy import host_runtime, runtime
+from strategies import copies, random_cases
 
 pytestmark = pytest.mark.host
-random_cases = settings(max_examples=150, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
-
-
-@st.composite
-def growths(draw, marks):
-    rule = draw(st.sampled_from(["const", "state", "linear", "linear", "linear"]))
-    if rule == "const":
-        return sc.Growth.const()
-    mark = draw(st.integers(0, marks - 1))
-    if rule == "state":
-        return sc.Growth.state(mark)
-    cp_size = draw(st.sampled_from([1, 1, 2, 3]))
-    return sc.Growth(
-        rule="linear",
-        mark=mark,
-        q=draw(st.integers(1, 6)),
-        ceil=draw(st.booleans()),
-        extra=draw(st.integers(0, 2)),
-        shift=draw(st.integers(-3, 3)),
-        settle=draw(st.integers(0, 3)),
-        cp_size=cp_size,
-        cp_rank=draw(st.integers(0, cp_size - 1)),
-        cp_interleave=draw(st.integers(1, 5)),
-    )
-
-
-@st.composite
-def layouts(draw):
-    marks = draw(st.integers(1, 2))
-    parts, patches = [], []
-    for layer in range(-1, draw(st.integers(1, 3))):
-        for n in range(draw(st.integers(1, 3))):
-            parts.append(
-                sc.Part(
-                    name=f"p{n}",
-                    layer=layer,
-                    unit_bytes=draw(st.integers(1, 24)),
-                    growth=draw(growths(marks)),
-                    group=draw(st.sampled_from(["a", "b"])),
-                    needed_by=draw(st.integers(max(layer, 0), 3)),
-                    order=draw(st.integers(-1, 1)),
-                    rep=draw(st.integers(1, 3)),
-                )
-            )
-        patched = parts[-1]
-        if patched.growth.rule == "linear" and draw(st.booleans()):
-            source = sc.Growth.const()
-            fields = ("layer", "unit_bytes", "group", "needed_by", "rep")
-            parts.append(sc.Part(name="q", growth=source, **{name: getattr(patched, name) for name in fields}))
-            patches.append(sc.Patch(layer=layer, part=patched.name, source="q"))
-    return sc.Layout(parts, marks=("tokens", "other")[:marks], patches=patches)
-
-
-@st.composite
-def places(draw, layout, upto):
-    """Fields of each part's place: enough units, and gaps between units, runs and banks."""
-    fields = []
-    for part in layout.parts:
-        units = reference.units_at(part.growth, upto) + draw(st.integers(0, 2))
-        stride = part.unit_bytes + draw(st.sampled_from([0, 0, 1, 8]))
-        if part.rep > 1 and draw(st.booleans()):  # the runs of a unit beside each other, the units further apart
-            rep_stride = part.unit_bytes + draw(st.sampled_from([0, 3]))
-            stride = part.rep * rep_stride + draw(st.sampled_from([0, 5]))
-            bank_stride = max(units, 1) * stride
-        else:
-            rep_stride = max(units, 1) * stride + draw(st.sampled_from([0, 7]))
-            bank_stride = part.rep * rep_stride
-        banks = draw(st.integers(1, 3)) if part.growth.rule == "state" else 1
-        fields.append(
-            {"units": units, "stride": stride, "rep_stride": rep_stride, "banks": banks, "bank_stride": bank_stride}
-        )
-    return fields
-
-
-@st.composite
-def copies(draw):
-    layout = draw(layouts())
-    upto = tuple(draw(st.integers(0, 40)) for _ in layout.marks)
-    begin = draw(st.none() | st.tuples(*(st.integers(0, mark) for mark in upto)))
-    return layout, upto, begin, draw(places(layout, upto)), draw(places(layout, upto))
 
 
 def bytes_of(extents):
@@ -103,6 +24,12 @@ def bytes_of(extents):
             starts = np.array([target + row * target_pitch, source + row * source_pitch], np.int64)
             pairs.append(starts[None, :] + np.arange(width)[:, None])
     return np.concatenate(pairs) if pairs else np.empty((0, 2), np.int64)
+
+
+def is_rectangle(extent):
+    """Whether cudaMemcpy2D takes it: rows that do not overlap, by rising address."""
+    _, _, width, rows, target_pitch, source_pitch = extent
+    return rows > 0 and 0 < width <= min(target_pitch, source_pitch)
 
 
 def wanted_bytes(layout, source, target, upto, begin=None):
@@ -142,7 +69,7 @@ def test_each_byte_that_moves_is_in_one_extent_and_no_other_is(case):
     assert np.array_equal(in_order(found), in_order(wanted))
     needed = runs_layer_by_layer(layout, extents, target.places)
     assert needed == sorted(needed)
-    assert all(width > 0 and rows > 0 for _, _, width, rows, _, _ in extents)
+    assert all(is_rectangle(extent) for extent in extents)
     host_runtime.configure(devices=2)
 
 
@@ -204,6 +131,20 @@ def test_neighbours_in_two_allocations_are_not_merged(copier):
     assert len(copier.plan(sc.State(layout, source), sc.State(layout, target)).extents(5)) == 2
 
 
+def test_rows_of_two_sources_that_share_bytes_are_not_merged(copier):
+    """Beside each other in their first row, they would be wider than the source's pitch."""
+    growth = sc.Growth.linear()
+    layout = sc.Layout([sc.Part(name=g, layer=0, unit_bytes=60, growth=growth, group=g) for g in "ab"])
+    near, far, to = (runtime.malloc(4096) for _ in range(3))
+
+    def state(*bases, stride=100):
+        return sc.State(layout, [sc.Place(base=base, units=9, stride=stride) for base in bases])
+
+    sources = {"a": state(near, far), "b": state(far, near + 60)}
+    extents = copier.plan(sources, state(to, to + 60, stride=120)).extents(9)
+    assert extents == [(to, near, 60, 9, 120, 100), (to + 60, near + 60, 60, 9, 120, 100)]
+
+
 def test_a_patched_row_is_copied_once_and_from_the_patch_source(memory, copier):
     layout = small_layout()
     source, target = memory(layout, 1), memory(layout, 2)
@@ -219,26 +160,52 @@ def test_bytes_of_a_layout_are_the_bytes_of_its_extents(memory, copier):
         assert sum(width * rows for _, _, width, rows, _, _ in plan.extents(upto)) == layout.bytes_at([upto])
 
 
-@pytest.mark.parametrize(
-    ("unit_bytes", "rep", "stride", "units"),
-    [(1 << 40, 1, 0, 8), ((1 << 36) + 1, 3, 1 << 37, 5), (1 << 30, 1 << 5, 0, 1 << 7), (3, 2, 1 << 38, 9)],
-)
-def test_numbers_beyond_32_bits(unit_bytes, rep, stride, units):
-    """Address space only: nothing of it is touched."""
+@st.composite
+def huge_places(draw, part, units):
+    """A place of the part: strides of any size up to 2^42, few enough bytes in all for the address space."""
+    stride = part.unit_bytes + draw(st.sampled_from([0, 0, 1, 1 << 31, (1 << 32) + 1, 1 << 40]))
+    apart = draw(st.sampled_from([0, 1, 1 << 32]))
+    if draw(st.booleans()):
+        return {"units": units, "stride": stride, "rep_stride": units * stride + apart}
+    rep_stride = part.unit_bytes + apart  # the runs of a unit beside each other
+    return {"units": units, "stride": part.rep * rep_stride + stride - part.unit_bytes, "rep_stride": rep_stride}
+
+
+@st.composite
+def huge_copies(draw):
+    size = draw(st.sampled_from([1, 3, 1 << 31, (1 << 32) - 1, (1 << 36) + 1, 1 << 40]) | st.integers(1, 1 << 40))
+    q = draw(st.sampled_from([1, 4, (1 << 31) - 1]))
+    shift = draw(st.sampled_from([0, -1, q, 1 - (1 << 31)]))
+    growth = sc.Growth(
+        rule="linear", q=q, ceil=draw(st.booleans()), extra=draw(st.integers(0, 1)), shift=shift, settle=1
+    )
+    part = sc.Part(name="k", layer=0, unit_bytes=size, rep=draw(st.integers(1, 3)), growth=growth)
+    upto = max(0, draw(st.integers(0, 9)) * q - shift + draw(st.integers(-1, 1)))
+    begin = draw(st.none() | st.integers(0, upto))
+    return part, upto, begin, size
+
+
+@given(st.data(), huge_copies())
+@random_cases
+def test_numbers_beyond_32_bits(data, case):
+    """Sizes, strides and pitches up to 2^42, and marks as far. Address space only: nothing of it is touched."""
+    part, upto, begin, size = case
     host_runtime.configure(memory=1 << 46)
-    layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=unit_bytes, rep=rep, growth=sc.Growth.linear(4))])
-    fields = {"units": units, "stride": stride or unit_bytes}
-    size = reference.span(sc.Place(base=0, **fields), layout.parts[0])
-    assert size > 1 << 38
-    source, target = ([sc.Place(base=runtime.malloc(size), **fields)] for _ in range(2))
+    layout = sc.Layout([part])
+    units = max(1, reference.units_at(part.growth, (upto,)))
+    fields = [data.draw(huge_places(part, units)) for _ in range(2)]
+    spans = [reference.span(sc.Place(base=0, **one), part) for one in fields]
+    assume(sum(spans) < 1 << 46)
+    source, target = ([sc.Place(base=runtime.malloc(n), **one)] for n, one in zip(spans, fields, strict=True))
+    begin = None if begin is None else (begin,)
     with sc.Copier(tickets=1, layer_events=2) as copier:
         plan = copier.plan(sc.State(layout, source), sc.State(layout, target))
-        extents = plan.extents(4 * units, 4)
+        extents = plan.extents(upto, begin)
     wanted = sorted(
         (target[0].base + to, source[0].base + from_, n)
-        for _, to, _, from_, n in reference.moved_runs(layout, source, target, (4 * units,), (4,))
+        for _, to, _, from_, n in reference.moved_runs(layout, source, target, (upto,), begin)
     )
-    assert sorted(pieces(extents, unit_bytes)) == wanted
+    assert sorted(pieces(extents, size)) == wanted
     host_runtime.configure(devices=2)
 
 
@@ -322,7 +289,8 @@ def test_any_spacing_of_layers_gives_the_same_bytes(case, seed):
 
 @st.composite
 def tight_layers(draw):
-    """Layers alike, part behind part without a gap, or with the same one in every layer but for a rare gap more."""
+    """Layers alike, part behind part without a gap, or with the same one in every layer but for a rare gap more; the
+    last part first now and then."""
     sizes = draw(
         st.lists(st.sampled_from([(1, "state"), (4, "const"), (100, "state"), (64, "state")]), min_size=1, max_size=4)
     )
@@ -331,10 +299,12 @@ def tight_layers(draw):
     sides = []
     for _ in range(2):
         usual = {part.name: draw(st.sampled_from([0, 0, 0, 16])) for part in layout.parts}
-        end, offsets = 0, []
-        for part in layout.parts:
+        end, offsets = 0, [0] * len(layout.parts)
+        numbers = range(len(layout.parts))
+        for i in reversed(numbers) if draw(st.integers(0, 3)) == 0 else numbers:
+            part = layout.parts[i]
             end += usual[part.name] + (8 if draw(st.integers(0, 9)) == 0 else 0)
-            offsets.append(end)
+            offsets[i] = end
             end += part.unit_bytes * (11 if part.growth.rule == "linear" else 1)
         sides.append((draw(st.sampled_from(["device", "pinned"])), offsets, end))
     return layout, sides, upto, draw(st.none() | st.tuples(st.integers(0, upto[0])))
@@ -356,4 +326,5 @@ def test_parts_side_by_side_in_any_number_of_layers_give_the_same_bytes(case):
         extents = copier.plan(*(sc.State(layout, side) for side in places)).extents(upto, begin)
     found = bytes_of(extents)
     assert np.array_equal(in_order(found), in_order(wanted_bytes(layout, *places, upto, begin)))
+    assert all(is_rectangle(extent) for extent in extents)
     host_runtime.configure(devices=2)

@@ -52,7 +52,7 @@ class Copy:
         where, self.dead = ROUTES[route], False
         self.source, self.target = memory(LAYOUT, 1, where[0]), memory(LAYOUT, 2, where[1])
         self.third = memory(LAYOUT, 3, where[1])
-        self.copier = sc.Copier((0, 1), tickets=4, layer_events=24, chunk=5000)
+        self.copier = sc.Copier((0, 1), tickets=4, layer_events=24, chunk=5000, window=1000)
         self.stream, self.event = runtime.stream_create(), runtime.event_create()
         runtime.event_record(self.event, self.stream)
         runtime.stream_synchronize(self.stream)

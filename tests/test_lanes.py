@@ -29,7 +29,7 @@ def executed(plan, *marks):
 @pytest.mark.parametrize("kinds", [("device", "pinned"), ("pinned", "device")], ids="-".join)
 def test_a_long_copy_changes_streams_after_every_chunk_and_stays_in_order(memory, kinds, chunk, seed):
     source, target = memory(LAYOUT, 1, kinds[0], together=False), memory(LAYOUT, 2, kinds[1], together=False)
-    with sc.Copier(tickets=2, layer_events=24, chunk=chunk) as copier:
+    with sc.Copier(tickets=2, layer_events=24, chunk=chunk, window=1000) as copier:
         plan = copier.plan(source.state, target.state)
         copies = executed(plan, UPTO)
     runs = [(stream, sum(size for _, size in run)) for stream, run in groupby(copies, key=lambda copy: copy[0])]
@@ -47,7 +47,7 @@ def test_chunks_go_on_from_ticket_to_ticket(memory, seed):
     """Small copies, one after the other, leave their gaps too."""
     source, target = memory(LAYOUT, 1, together=False), memory(LAYOUT, 2, "pinned", together=False)
     total = LAYOUT.bytes_at([5])
-    with sc.Copier(tickets=4, layer_events=24, chunk=total * 3 // 2) as copier:
+    with sc.Copier(tickets=4, layer_events=24, chunk=total * 3 // 2, window=1000) as copier:
         plan = copier.plan(source.state, target.state)
         copies = executed(plan, 5, 5, 5, 5)
     runs = [sum(size for _, size in run) for _, run in groupby(copies, key=lambda copy: copy[0])]
@@ -57,11 +57,21 @@ def test_chunks_go_on_from_ticket_to_ticket(memory, seed):
 def test_rows_of_a_strided_copy_are_chunked_whole(memory, seed):
     layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=100, growth=sc.Growth.linear())])
     source, target = memory(layout, 1, lambda i, part: {"stride": 160}), memory(layout, 2, "pinned", together=False)
-    with sc.Copier(tickets=2, layer_events=4, chunk=250) as copier:
+    with sc.Copier(tickets=2, layer_events=4, chunk=250, window=1000) as copier:
         copies = executed(copier.plan(source.state, target.state), 9)
     runs = [sum(size for _, size in run) for _, run in groupby(copies, key=lambda copy: copy[0])]
     assert sum(runs) == 900
     assert all(size % 100 == 0 and size <= 300 for size in runs)
+    assert differences(target, after_copy(source, target, 9)) == []
+
+
+def test_rows_of_more_than_a_chunk_leave_gaps_too(memory, seed):
+    layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=100, rep=3, growth=sc.Growth.linear())])
+    source, target = memory(layout, 1), memory(layout, 2, "pinned")
+    with sc.Copier(tickets=2, layer_events=4, chunk=250) as copier:
+        copies = executed(copier.plan(source.state, target.state), 9)
+    runs = [(stream, sum(size for _, size in run)) for stream, run in groupby(copies, key=lambda copy: copy[0])]
+    assert [size for _, size in runs] == [250] * 10 + [200]
     assert differences(target, after_copy(source, target, 9)) == []
 
 
@@ -149,7 +159,7 @@ def test_a_mixed_plan_uses_a_lane_for_each_route(memory):
     source, target = memory(layout, 1, where(0)), memory(layout, 2, where(1))
     with sc.Copier(tickets=2, layer_events=24) as copier:
         plan = copier.plan(source.state, target.state)
-        assert plan.routes() == {("local", 0), ("out", 0), ("in", 0), ("host", 0)}
+        assert plan.routes() == {("local", 0), ("out", 0), ("in", 0), ("ring", 0)}
         streams = {stream for stream, _ in executed(plan, UPTO)}
     assert len(streams) >= 4
     assert differences(target, after_copy(source, target, UPTO)) == []

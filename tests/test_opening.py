@@ -1,11 +1,14 @@
 """Opening and closing a copier: every CUDA call in them fails in turn, and what can be given back is given back."""
 
 import threading
+import time
+from _thread import interrupt_main
 
 import pytest
 
 import strata_copy as sc
 from fixtures import SYNCED, after_copy, differences, run_python, small_layout, untouched
+from host_table import Gate
 from strata_copy import host_runtime, runtime
 
 INVALID_VALUE = 1
@@ -233,6 +236,26 @@ def test_closing_waits_for_the_copies_in_flight(held, memory):
     assert ticket.sync(timeout=5)
     assert ticket.poll().bytes == layout.bytes_at([31])
     assert not target.state.busy
+
+
+@pytest.mark.host
+def test_an_interrupt_while_closing_is_raised_once_all_is_closed(memory):
+    layout = small_layout()
+    source, target = memory(layout, 1), memory(layout, 2)
+    writer, before = runtime.stream_create(), host_runtime.live()
+    gate = Gate(writer)
+    copier = sc.Copier(tickets=2, layer_events=24)
+    ticket = copier.submit(source.state, target.state, upto=9, after=sc.Stream(writer))
+    interrupting = threading.Thread(target=lambda: (time.sleep(0.1), interrupt_main(), time.sleep(0.1), gate.open()))
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        copier.close()
+    interrupting.join()
+    assert copier.closed
+    assert ticket.sync()
+    assert host_runtime.live() == before
+    assert differences(target, after_copy(source, target, 9)) == []
+    sc.Copier(tickets=2, layer_events=24).close()
 
 
 def test_a_copier_that_is_dropped_open_says_so():

@@ -1,25 +1,27 @@
 """What is refused is refused before anything happens: no byte written, nothing of the thread or the states changed,
 and the text says what differs first."""
 
+import ctypes
 import dataclasses
 
 import numpy as np
 import pytest
 
+import host_table
 import strata_copy as sc
 from fixtures import SCENE_LAYOUT as LAYOUT
-from fixtures import SYNCED, allocate, small_layout
+from fixtures import SYNCED, allocate, small_layout, untouched
 from strata_copy import runtime
 
 CASES = {}
 
 
-def case(reason, text):
+def case(reason, text, marks=()):
     """A function of the scene that is refused for `reason` with `text` in what is said; reason None: not by Refused,
     but as Python does."""
 
     def add(act):
-        CASES[act.__name__.replace("_", " ")] = (act, reason, text)
+        CASES[act.__name__.replace("_", " ")] = pytest.param(act, reason, text, marks=marks)
         return act
 
     return add
@@ -88,6 +90,18 @@ def a_target_that_is_too_small(scene):
 @case("capacity", "part 'k' of layer 1: 24 units needed, the source has 16")
 def a_source_that_is_too_small(scene):
     source = scene.make(LAYOUT, 3, marks=(60,))
+    scene.copier.submit(source.state, scene.target.state, upto=96, after=SYNCED)
+
+
+@case("capacity", "part 'k' of layer 1: 24 units needed, the target has 23")
+def a_target_that_is_too_small_by_one_unit(scene):
+    target = scene.make(LAYOUT, 3, marks=(88,))
+    scene.copier.submit(scene.source.state, target.state, upto=96, after=SYNCED)
+
+
+@case("capacity", "part 'k' of layer 1: 24 units needed, the source has 23")
+def a_source_that_is_too_small_by_one_unit(scene):
+    source = scene.make(LAYOUT, 3, marks=(88,))
     scene.copier.submit(source.state, scene.target.state, upto=96, after=SYNCED)
 
 
@@ -181,6 +195,16 @@ def another_generation_of_the_target(scene):
 # ---- groups and banks
 
 
+@case(None, "src_generation is -1")
+def a_negative_generation(scene):
+    scene.submit(src_generation=-1)
+
+
+@case(None, "dst_generation is 1.0; a whole number is needed")
+def a_generation_that_is_no_int(scene):
+    scene.submit(dst_generation=1.0)
+
+
 @case(None, "group 'draft' is none of ('main',)")
 def an_unknown_group(scene):
     scene.submit(groups=["draft"])
@@ -204,6 +228,20 @@ def a_bank_that_the_source_has_not(scene):
 @case("bank", "target bank -1 asked")
 def a_negative_bank(scene):
     scene.submit(dst_bank=-1)
+
+
+@case("bank", "target bank 1 asked of group 1, in which no part has banks")
+def a_bank_of_a_group_that_has_none(scene):
+    layout = small_layout(draft=True)
+    source, target = scene.make(layout, 3), scene.make(layout, 4)
+    scene.copier.submit(source.state, target.state, upto=(9, 9), after=SYNCED, dst_bank={"draft": 1})
+
+
+@case("bank", "source bank 1 asked of group 1, in which no part has banks")
+def a_bank_of_a_group_without_banks(scene):
+    layout = small_layout("k8v4", draft=True)
+    source, target = scene.make(layout, 3), scene.make(layout, 4)
+    scene.copier.submit(source.state, target.state, upto=(9, 9), src_bank={"draft": 1}, after=SYNCED)
 
 
 @case(None, "nope")
@@ -252,6 +290,21 @@ def an_event_that_is_none(scene):
 @case(None, "40 waits; at most 32")
 def too_many_waits(scene):
     scene.submit(after=[sc.Event(runtime.event_create())] * 40)
+
+
+@case(None, "handle is -1")
+def a_stream_that_is_a_negative_number(scene):
+    scene.submit(after=sc.Stream(-1))
+
+
+@case(None, "a stream or event is an int handle or an object that has one, not str")
+def an_event_that_is_a_text(scene):
+    scene.submit(after=sc.Event("event"))
+
+
+@case(None, "handle is True")
+def a_stream_that_is_a_bool(scene):
+    scene.submit(after=sc.Stream(True))
 
 
 @case(None, "after is made of Event and Stream values, not int")
@@ -340,6 +393,69 @@ def an_unknown_kind(scene):
     with_place(scene, 1, "v", kind="managed")
 
 
+# With CUDA freed memory may stay mapped, and what lies behind an allocation may be another one.
+HOST_ONLY = pytest.mark.host
+
+
+@case("place", "should be device memory of device 0, CUDA says pageable memory", HOST_ONLY)
+def device_memory_that_was_freed(scene):
+    freed = allocate("device", 0, 1 << 20)
+    runtime.free(freed)
+    with_place(scene, 1, "v", base=freed)
+
+
+@case("place", "part 'v' of layer 1: byte 28799 should be device memory of device 0, CUDA says pageable", HOST_ONLY)
+def device_memory_that_ends_too_early(scene):
+    short = allocate("device", 0, 4096)
+    try:
+        with_place(scene, 1, "v", base=short)
+    finally:
+        runtime.free(short)
+
+
+@case("place", "should be pageable memory of device 0, CUDA says pinned memory")
+def pageable_memory_whose_end_is_pinned(scene):
+    raw = np.zeros(4 * 4096, np.uint8)
+    page = -(-raw.ctypes.data // 4096) * 4096
+    runtime.host_register(page + 4096, 4096)
+    try:
+        with_place(scene, 1, "v", base=page, units=6, kind="pageable")
+    finally:
+        runtime.host_unregister(page + 4096)
+
+
+@case("place", "stride 9223372036854775807")
+def strides_that_overflow(scene):
+    with_place(scene, 1, "v", units=3, stride=2**63 - 1, rep_stride=1)
+
+
+@case("place", "bank_stride 4611686018427387904")
+def banks_that_overflow(scene):
+    with_place(scene, 1, "v", banks=3, bank_stride=1 << 62)
+
+
+@case(None, "part 'v' of layer 1: ndarray is read-only")
+def memory_that_may_not_be_written(scene):
+    array = np.zeros(25 * 1152, np.uint8)
+    array.flags.writeable = False
+    with_place(scene, 1, "v", base=array, kind="pageable")
+
+
+@case(None, "part 'v' of layer 1: ndarray is not contiguous")
+def an_array_with_gaps(scene):
+    with_place(scene, 1, "v", base=np.zeros((25, 2304), np.uint8)[:, ::2], kind="pageable")
+
+
+@case(None, "part 'v' of layer 1: an address is an int or an array, not str")
+def an_address_that_is_a_text(scene):
+    with_place(scene, 1, "v", base="0x1000")
+
+
+@case(None, "part 'v' of layer 1: address is -4096")
+def a_negative_address(scene):
+    with_place(scene, 1, "v", base=-4096)
+
+
 @case("overlap", " shares bytes with 'idx_tail' of layer 3")
 def two_parts_on_one_memory(scene):
     with_place(scene, 3, "idx_tail", base=scene.source.address(3, "v"))
@@ -401,9 +517,8 @@ def ids():
 
 
 @pytest.mark.parametrize("pending", [0, 101], ids=["", "pending-error"])
-@pytest.mark.parametrize("name", CASES, ids=ids())
-def test_refused(scene, name, pending):
-    act, reason, text = CASES[name]
+@pytest.mark.parametrize(("act", "reason", "text"), CASES.values(), ids=ids())
+def test_refused(scene, act, reason, text, pending):
     error = scene.refuses(lambda: act(scene), pending)
     assert text in str(error)
     assert (type(error) is sc.Refused) == (reason is not None)
@@ -412,3 +527,42 @@ def test_refused(scene, name, pending):
         assert (error.call, error.cuda_code, error.restored) == ("", 0, True)
     # The same states still copy.
     assert scene.submit().sync()
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("what", ["stream", "event"])
+def test_a_handle_that_was_destroyed_is_refused(scene, what):
+    """With CUDA its use is undefined."""
+    if what == "stream":
+        wait = sc.Stream(runtime.stream_create())
+        runtime.stream_destroy(wait.handle)
+    else:
+        wait = sc.Event(runtime.event_create())
+        runtime.event_destroy(wait.handle)
+    with pytest.raises(sc.Refused) as refused:
+        scene.submit(after=wait)
+    assert (refused.value.reason, refused.value.cuda_code) == ("cuda", 400)
+    assert all(untouched(one) for one in scene.memories)
+    assert scene.submit().sync()
+
+
+@pytest.mark.host
+def test_a_submit_inside_a_host_function_is_refused(scene):
+    """CUDA may not be called there."""
+    refused, stream = [], runtime.stream_create()
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def call(_):
+        try:
+            scene.submit()
+        except sc.CopyError as error:
+            refused.append(error)
+
+    host_table.ok(host_table.cuda.cudaLaunchHostFunc(stream, ctypes.cast(call, ctypes.c_void_p).value, 0))
+    runtime.stream_synchronize(stream)
+    assert [type(error) for error in refused] == [sc.Refused]
+    assert (refused[0].reason, refused[0].cuda_code) == ("cuda", 800)
+    assert all(untouched(one) for one in scene.memories)
+    assert set(host_table.host.violations()) >= {f"{refused[0].call}: called inside a host function"}
+    scene.copier.close()
+    host_table.host.configure()

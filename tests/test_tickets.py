@@ -60,6 +60,20 @@ def test_a_sync_that_may_not_wait_comes_back(held, scene):
     assert ticket.sync(timeout=0)
 
 
+@pytest.mark.parametrize("timeout", [float("nan"), 1 << 33])
+def test_a_timeout_without_meaning_is_refused(held, scene, timeout):
+    ticket = scene.submit(after=held.wait)
+    with pytest.raises(ValueError, match="timeout is"):
+        ticket.sync(timeout)
+    with pytest.raises(ValueError, match="timeout is"):
+        ticket.wait_layer(0, 99, timeout)
+    with pytest.raises(ValueError, match="timeout is"):
+        sc.Copier(patience=timeout)
+    held.open()
+    assert ticket.sync(timeout=float("inf"))
+    assert ticket.sync(timeout=-1)
+
+
 def test_a_layer_that_the_layout_has_not_is_refused(held, scene):
     ticket = scene.submit(after=held.wait)
     stream = runtime.stream_create()

@@ -88,6 +88,8 @@ int strata_cudart_load(strata_cudart *table, const char *path, int loaded_only, 
     table->event_captured = driver_event_captured;
     table->observed = NULL;
     table->published = NULL;
+    table->adopt_worker = NULL;
+    table->idle = NULL;
     table->unchanged = NULL;
     filled = table;
     if (!pointer_attribute) *(void **)&table->pointer_range = (void *)not_supported;

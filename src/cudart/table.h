@@ -48,6 +48,7 @@
     X(cudaStreamIsCapturing) \
     X(cudaStreamBeginCapture) \
     X(cudaStreamEndCapture) \
+    X(cudaGraphGetNodes) \
     X(cudaGraphDestroy) \
     X(cudaThreadExchangeStreamCaptureMode) \
     X(cudaLaunchHostFunc) \
@@ -76,6 +77,12 @@ typedef cudaError_t (*strata_event_captured_fn)(cudaEvent_t event);
  * knows what the writer knew; and the calling thread is about to store a word. NULL for CUDA, where such words are plain memory. */
 typedef void (*strata_word_fn)(const void *word);
 
+/* For a runtime that decides itself when things run: it takes over a program's background worker, calls `step` now and then (NULL: no
+ * more) from inside any other call, and returns 1; 0 where the program needs a thread of its own for it. And: the calling thread waits
+ * for something that no call stands for; 1 where something was done meanwhile. NULL for CUDA. */
+typedef int (*strata_adopt_worker_fn)(int (*step)(void));
+typedef int (*strata_idle_fn)(void);
+
 /* For a runtime that judges: at this point of the stream both rectangles hold the same bytes, as the caller believes, who therefore does
  * not copy them. NULL for CUDA. */
 typedef void (*strata_unchanged_fn)(const void *target, size_t target_pitch, const void *source, size_t source_pitch, size_t width,
@@ -96,6 +103,8 @@ typedef struct strata_cudart {
     strata_event_captured_fn event_captured;
     strata_word_fn observed;
     strata_word_fn published;
+    strata_adopt_worker_fn adopt_worker;
+    strata_idle_fn idle;
     strata_unchanged_fn unchanged;
 } strata_cudart;
 

@@ -16,6 +16,8 @@ std::remove_pointer_t<strata_pointer_range_fn> pointer_range;
 std::remove_pointer_t<strata_event_captured_fn> event_captured;
 std::remove_pointer_t<strata_word_fn> observed;
 std::remove_pointer_t<strata_word_fn> published;
+std::remove_pointer_t<strata_adopt_worker_fn> adopt_worker;
+std::remove_pointer_t<strata_idle_fn> idle;
 std::remove_pointer_t<strata_unchanged_fn> unchanged;
 
 }  // namespace host_runtime::api

@@ -54,6 +54,8 @@ bool asynchronous(const Copy &copy) {
     return copy.source_range && copy.target_range && (on_device(copy.source_range) || on_device(copy.target_range));
 }
 
+bool pageable(const Copy &copy) { return !copy.source_range || !copy.target_range; }
+
 // Until a copy that was queued last has been executed.
 cudaError_t wait_for(State &state, const ThreadState &thread, Lock &lock, const Copy &copy, const Point &end) {
     const Clock told = state.races.told_by(copy, *end.stream);
@@ -74,6 +76,10 @@ cudaError_t copy_async(Copy copy, cudaMemcpyKind kind, cudaStream_t handle) {
         if (copy.rows > std::numeric_limits<size_t>::max() / pitch) return cudaErrorInvalidValue;
         cudaError_t error = check(state, copy, kind);
         if (error != cudaSuccess) return error;
+        if (stream->capture && pageable(copy)) {
+            stream->capture->invalidated = true;
+            return cudaErrorStreamCaptureUnsupported;
+        }
         const bool holds_caller = !asynchronous(copy);
         Point end;
         error = submit(state, lock, copy.function, stream, copy, &end);
@@ -88,6 +94,8 @@ Copy one_row(Function function, void *target, const void *source, size_t bytes) 
 
 }  // namespace
 
+// Holds its caller, but for copies between devices: "no host-side synchronization is performed" (CUDA Runtime API, API
+// synchronization behavior).
 cudaError_t cudaMemcpy(void *target, const void *source, size_t bytes, cudaMemcpyKind kind) {
     constexpr Function self = Function::cudaMemcpy;
     return Runtime::instance().call(self, kUnsafeInCapture, [&](State &state, ThreadState &thread, Lock &lock) {
@@ -98,7 +106,8 @@ cudaError_t cudaMemcpy(void *target, const void *source, size_t bytes, cudaMemcp
         Point end;
         const StreamRef queue = state.engine.blocking_queue(lock, thread.device);
         error = state.engine.submit(lock, self, queue, copy, &end);
-        return error == cudaSuccess ? wait_for(state, thread, lock, copy, end) : error;
+        if (error != cudaSuccess || (on_device(copy.source_range) && on_device(copy.target_range))) return error;
+        return wait_for(state, thread, lock, copy, end);
     });
 }
 

@@ -24,10 +24,14 @@ constexpr ErrorText kErrors[] = {
     STRATA_ERROR(cudaErrorCudartUnloading, "driver shutting down")
     STRATA_ERROR(cudaErrorInvalidPitchValue, "invalid pitch argument")
     STRATA_ERROR(cudaErrorInvalidMemcpyDirection, "invalid copy direction for memcpy")
+    STRATA_ERROR(cudaErrorStubLibrary, "CUDA driver is a stub library")
     STRATA_ERROR(cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version")
+    STRATA_ERROR(cudaErrorCallRequiresNewerDriver, "API call is not supported in the installed CUDA driver")
+    STRATA_ERROR(cudaErrorDevicesUnavailable, "CUDA-capable device(s) is/are busy or unavailable")
     STRATA_ERROR(cudaErrorNoDevice, "no CUDA-capable device is detected")
     STRATA_ERROR(cudaErrorInvalidDevice, "invalid device ordinal")
     STRATA_ERROR(cudaErrorDeviceUninitialized, "invalid device context")
+    STRATA_ERROR(cudaErrorAlreadyMapped, "resource already mapped")
     STRATA_ERROR(cudaErrorECCUncorrectable, "uncorrectable ECC error encountered")
     STRATA_ERROR(cudaErrorNvlinkUncorrectable, "uncorrectable NVLink error detected during the execution")
     STRATA_ERROR(cudaErrorContained, "contained memory error")
@@ -37,6 +41,7 @@ constexpr ErrorText kErrors[] = {
     STRATA_ERROR(cudaErrorNotReady, "device not ready")
     STRATA_ERROR(cudaErrorIllegalAddress, "an illegal memory access was encountered")
     STRATA_ERROR(cudaErrorLaunchTimeout, "the launch timed out and was terminated")
+    STRATA_ERROR(cudaErrorContextIsDestroyed, "context is destroyed")
     STRATA_ERROR(cudaErrorAssert, "device-side assert triggered")
     STRATA_ERROR(cudaErrorHostMemoryAlreadyRegistered, "part or all of the requested memory range is already mapped")
     STRATA_ERROR(cudaErrorHostMemoryNotRegistered, "pointer does not correspond to a registered memory region")
@@ -46,11 +51,17 @@ constexpr ErrorText kErrors[] = {
     STRATA_ERROR(cudaErrorInvalidAddressSpace, "operation not supported on global/shared address space")
     STRATA_ERROR(cudaErrorInvalidPc, "invalid program counter")
     STRATA_ERROR(cudaErrorLaunchFailure, "unspecified launch failure")
+    STRATA_ERROR(cudaErrorTensorMemoryLeak, "tensor memory not completely freed")
     STRATA_ERROR(cudaErrorNotPermitted, "operation not permitted")
     STRATA_ERROR(cudaErrorNotSupported, "operation not supported")
+    STRATA_ERROR(cudaErrorSystemNotReady, "system not yet initialized")
+    STRATA_ERROR(cudaErrorSystemDriverMismatch, "system has unsupported display driver / cuda driver combination")
+    STRATA_ERROR(cudaErrorCompatNotSupportedOnDevice, "forward compatibility was attempted on non supported HW")
+    STRATA_ERROR(cudaErrorMpsClientTerminated, "MPS client has been terminated by the server")
     STRATA_ERROR(cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing")
     STRATA_ERROR(cudaErrorStreamCaptureInvalidated, "operation failed due to a previous error during capture")
     STRATA_ERROR(cudaErrorStreamCaptureIsolation, "dependency created on uncaptured work in another stream")
+    STRATA_ERROR(cudaErrorStreamCaptureImplicit, "operation would make the legacy stream depend on a capturing blocking stream")
     STRATA_ERROR(cudaErrorCapturedEvent, "operation not permitted on an event last recorded in a capturing stream")
     STRATA_ERROR(cudaErrorStreamCaptureWrongThread, "attempt to terminate a thread-local capture sequence from another thread")
     STRATA_ERROR(cudaErrorExternalDevice, "an asynchronous error occurred on a device outside of CUDA")
@@ -67,6 +78,7 @@ const ErrorText &describe(cudaError_t code) {
 
 void count(Function function) {
     Runtime &runtime = Runtime::instance();
+    if (runtime.forked) return;
     const Lock lock(runtime.mutex);
     runtime.state->record.count(function);
 }

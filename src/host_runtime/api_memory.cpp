@@ -6,6 +6,9 @@ namespace host_runtime::api {
 
 namespace {
 
+// What drivers from 580 on pin in one call stays below.
+constexpr size_t kLargestRegistration = size_t{512} << 30;
+
 cudaError_t allocate(Function self, RangeKind kind, void **out, size_t size) {
     return Runtime::instance().call(self, kUnsafeInCapture, [&](State &state, ThreadState &thread, Lock &) {
         if (!out) return cudaErrorInvalidValue;
@@ -72,6 +75,7 @@ cudaError_t cudaHostRegister(void *start, size_t size, unsigned flags) {
         if (!start || size == 0 || number(start) + size < size) return cudaErrorInvalidValue;
         if (flags & ~(supported | unsupported)) return cudaErrorInvalidValue;
         if (flags & unsupported) return cudaErrorNotSupported;
+        if (size >= kLargestRegistration) return cudaErrorMemoryAllocation;
         return state.memory.add_registration(thread.device, start, size);
     });
 }

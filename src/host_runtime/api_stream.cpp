@@ -101,7 +101,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t *graph) {
         *graph = nullptr;
         if (capture->invalidated) return cudaErrorStreamCaptureInvalidated;
         const uint64_t made = Runtime::instance().new_handle();
-        state.captures.add_graph(made);
+        state.captures.add_graph(made, capture->nodes);
         *graph = reinterpret_cast<cudaGraph_t>(made);
         return cudaSuccess;
     });
@@ -123,6 +123,17 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus *
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
     return Runtime::instance().call(Function::cudaGraphDestroy, kPlain, [&](State &state, ThreadState &, Lock &) {
         return state.captures.destroy_graph(number(graph)) ? cudaSuccess : cudaErrorInvalidValue;
+    });
+}
+
+// Counts nodes only: their handles are not given.
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count) {
+    return Runtime::instance().call(Function::cudaGraphGetNodes, kPlain, [&](State &state, ThreadState &, Lock &) {
+        const std::optional<size_t> found = state.captures.nodes(number(graph));
+        if (!found || !count) return cudaErrorInvalidValue;
+        if (nodes) return cudaErrorNotSupported;
+        *count = *found;
+        return cudaSuccess;
     });
 }
 

@@ -13,6 +13,12 @@ void Captures::end(const CaptureRef &capture) {
     active_.erase(std::find(active_.begin(), active_.end(), capture));
 }
 
+std::optional<size_t> Captures::nodes(uint64_t graph) const {
+    const auto found = graphs_.find(graph);
+    if (found == graphs_.end()) return std::nullopt;
+    return found->second;
+}
+
 bool Captures::forbid(cudaStreamCaptureMode thread_mode) {
     if (thread_mode == cudaStreamCaptureModeRelaxed) return false;
     bool forbidden = false;

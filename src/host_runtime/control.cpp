@@ -142,6 +142,7 @@ size_t step(size_t n) {
 }
 
 void drain() {
+    if (runtime().forked) return;
     Lock lock(runtime().mutex);
     runtime().state->engine.drain(lock);
 }

@@ -45,6 +45,9 @@ public:
     // Scheduled mode: executes 1 to 4 ready operations, so that a loop that polls comes to its end.
     void make_progress(Lock &lock);
 
+    // Scheduled mode: the seed's choice, true in one of so many cases.
+    bool happens(unsigned one_in) { return (*random_)() % one_in == 0; }
+
     bool scheduled() const { return random_.has_value(); }
     size_t step(Lock &lock, size_t n);
     void drain(Lock &lock);

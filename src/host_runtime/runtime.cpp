@@ -1,5 +1,7 @@
 #include "runtime.hpp"
 
+#include <pthread.h>
+
 namespace host_runtime {
 
 namespace {
@@ -25,6 +27,7 @@ void Runtime::configure(const Config &config) {
 }
 
 cudaError_t Runtime::last_error(Function function, bool clear) {
+    if (forked) return cudaErrorInitializationError;
     const Lock lock(mutex);
     ThreadState &thread = enter();
     if (const std::optional<cudaError_t> refusal = admit(function, kNeedsContext, thread)) return *refusal;
@@ -33,12 +36,39 @@ cudaError_t Runtime::last_error(Function function, bool clear) {
     return code;
 }
 
+bool Runtime::adopt(int (*step)()) {
+    const Lock lock(mutex);
+    const bool adopts = step && state->engine.scheduled();
+    worker_.store(adopts ? step : nullptr, std::memory_order_release);
+    return adopts;
+}
+
+void Runtime::maybe_work(unsigned one_in) {
+    static thread_local bool working = false;
+    if (working || this_thread().in_host_function) return;
+    const Lock one_at_a_time(working_, std::try_to_lock);
+    if (!one_at_a_time.owns_lock()) return;
+    {
+        const Lock lock(mutex);
+        if (!state->engine.scheduled() || !state->engine.happens(one_in)) return;
+    }
+    working = true;
+    const ThreadState caller = this_thread();
+    this_thread() = worker_thread_;
+    if (int (*const step)() = worker_.load(std::memory_order_acquire)) step();
+    worker_thread_ = this_thread();
+    this_thread() = caller;
+    working = false;
+}
+
 void Runtime::leave(const ThreadState &thread) {
     const Lock lock(mutex, std::try_to_lock);
     if (lock.owns_lock() && thread.number > 0 && thread.configuration == state->number) state->races.leave(thread.number);
 }
 
-Runtime::Runtime() : state(std::make_unique<State>(Config{}, 1)) {}
+Runtime::Runtime() : state(std::make_unique<State>(Config{}, 1)) {
+    pthread_atfork(nullptr, nullptr, [] { instance().forked = true; });
+}
 
 ThreadState &Runtime::enter() {
     ThreadState &thread = this_thread();

@@ -68,6 +68,8 @@ public:
     // error. `body` gets the state, the thread and the lock, and returns the code.
     template <class Body>
     cudaError_t call(Function function, unsigned traits, Body body) {
+        if (forked) return cudaErrorInitializationError;
+        let_work(4);
         Lock lock(mutex);
         ThreadState &thread = enter();
         const std::optional<cudaError_t> refusal = admit(function, traits, thread);
@@ -87,6 +89,7 @@ public:
     // The same for what comes from the driver, which leaves no last error.
     template <class Body>
     cudaError_t driver_call(Function function, unsigned traits, Body body) {
+        if (forked) return cudaErrorInitializationError;
         Lock lock(mutex);
         const std::optional<cudaError_t> refusal = admit(function, traits, enter());
         return refusal ? *refusal : body(*state);
@@ -97,10 +100,16 @@ public:
     // What the program's threads do by themselves: `body` gets the state and the thread. Host functions are not looked at.
     template <class Body>
     void by_itself(Body body) {
-        if (!looks_for_races_.load(std::memory_order_acquire)) return;  // a poll may be here: it takes no lock for nothing
+        if (forked || !looks_for_races_.load(std::memory_order_acquire)) return;  // a poll may be here: it takes no lock for nothing
         Lock lock(mutex);
         const ThreadState &thread = enter();
         if (state->races.on() && !thread.in_host_function) body(*state, thread, lock);
+    }
+    // Scheduled mode: takes over a program's worker, or lets it go (null). False in threads mode.
+    bool adopt(int (*step)());
+    // Calls the worker in one of so many cases, as a thread of its own would be.
+    void let_work(unsigned one_in) {
+        if (worker_.load(std::memory_order_acquire)) maybe_work(one_in);
     }
     // A thread ends. It may be in a fork, where nobody gives back the lock.
     void leave(const ThreadState &thread);
@@ -110,6 +119,8 @@ public:
 
     std::mutex mutex;
     std::unique_ptr<State> state;
+    // This process is a fork of the one that used the runtime. It may not use it, and the lock may be held by a thread that is not here.
+    bool forked = false;
 
 private:
     Runtime();
@@ -117,7 +128,12 @@ private:
     // The code of a call that shall do nothing.
     std::optional<cudaError_t> admit(Function function, unsigned traits, ThreadState &thread);
 
+    void maybe_work(unsigned one_in);
+
     std::mutex configuring_;
+    std::atomic<int (*)()> worker_{nullptr};
+    std::mutex working_;
+    ThreadState worker_thread_;  // what belongs to the worker as a thread
     std::atomic<bool> looks_for_races_{false};
     uint64_t next_handle_ = 0x10000;  // far from the handles 0, 1 and 2 of the legacy and per-thread streams
 };

@@ -18,7 +18,11 @@ inline StreamRef find_stream(State &state, Function caller, cudaStream_t handle)
 // Queues an operation. A stream that captures takes it and executes nothing.
 inline cudaError_t submit(State &state, Lock &lock, Function caller, const StreamRef &stream, Operation operation,
                           Point *end = nullptr) {
-    if (stream->capture) return stream->capture->invalidated ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
+    if (stream->capture) {
+        if (stream->capture->invalidated) return cudaErrorStreamCaptureInvalidated;
+        ++stream->capture->nodes;
+        return cudaSuccess;
+    }
     return state.engine.submit(lock, caller, stream, std::move(operation), end);
 }
 

@@ -12,6 +12,7 @@ cdef int poll(abi.Ticket ticket, abi.Progress *progress) noexcept nogil
 cdef int finished(abi.Copier *copier, abi.Ticket *out, int32_t n) noexcept nogil
 cdef int sync(abi.Ticket ticket, int64_t timeout_ns, abi.Error *error) noexcept nogil
 cdef void release(abi.Ticket *ticket) noexcept nogil
+cdef int cancel(abi.Ticket ticket, abi.Error *error) noexcept nogil
 cdef uint64_t generation(const abi.State *state) noexcept nogil
 cdef int reset(abi.State *state, abi.Error *error) noexcept nogil
 # What the engine says of a state's content, before it writes: strata_copy.h has what each means.

@@ -53,6 +53,8 @@ cdef extern from "strata_copy.h" nogil:
 
     enum:
         CALLER_SYNCED "STRATA_CALLER_SYNCED"
+        FEED "STRATA_FEED"
+        QUEUE_ALL "STRATA_QUEUE_ALL"
 
     enum:
         API_VERSION "STRATA_COPY_API_VERSION"

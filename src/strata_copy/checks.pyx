@@ -3,7 +3,7 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from strata_copy.abi cimport (
-    CALLER_SYNCED, OK, POISONED, REASON_CAPTURE, REASON_CLOSED, REASON_CUDA, REASON_GENERATION, REASON_INVALID, REASON_ORDER,
+    CALLER_SYNCED, FEED, OK, POISONED, QUEUE_ALL, REASON_CAPTURE, REASON_CLOSED, REASON_CUDA, REASON_GENERATION, REASON_INVALID, REASON_ORDER,
     REASON_REQUEST, REASON_STREAM, REFUSED, WAIT_EVENT, WAIT_STREAM, Error, Request, Wait,
 )
 from strata_copy.atomics cimport load_i32, load_u64
@@ -73,8 +73,9 @@ cdef int check_waits(Submission *s) noexcept nogil:
     cdef const Wait *wait
     cdef uint32_t i
     cdef int status = OK
-    if s.request.flags & ~<uint32_t>CALLER_SYNCED:
-        return outcome(s.error, REFUSED, REASON_REQUEST, "flags %#x; CALLER_SYNCED is the only one", s.request.flags)
+    if s.request.flags & ~<uint32_t>(CALLER_SYNCED | FEED | QUEUE_ALL) or s.request.flags & FEED and s.request.flags & QUEUE_ALL:
+        return outcome(s.error, REFUSED, REASON_REQUEST, "flags %#x; CALLER_SYNCED and one of FEED and QUEUE_ALL are possible",
+                       s.request.flags)
     if s.request.n_after == 0 and not s.request.flags & CALLER_SYNCED:
         return outcome(s.error, REFUSED, REASON_ORDER, "nothing to wait for was named: give `after` (who wrote the source, who reads the "
                        "target), or CALLER_SYNCED where both are known to be done")

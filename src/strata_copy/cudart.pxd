@@ -14,6 +14,7 @@ cdef extern from "table.h" nogil:
     ctypedef void *cudaStream_t
     ctypedef void *cudaEvent_t
     ctypedef void *cudaGraph_t
+    ctypedef void *cudaGraphNode_t
     ctypedef int cudaMemcpyKind "enum cudaMemcpyKind"
     ctypedef int cudaDeviceAttr "enum cudaDeviceAttr"
     ctypedef int cudaStreamCaptureStatus "enum cudaStreamCaptureStatus"
@@ -87,6 +88,7 @@ cdef extern from "table.h" nogil:
         cudaError_t (*cudaStreamIsCapturing)(cudaStream_t, cudaStreamCaptureStatus *) noexcept nogil
         cudaError_t (*cudaStreamBeginCapture)(cudaStream_t, cudaStreamCaptureMode) noexcept nogil
         cudaError_t (*cudaStreamEndCapture)(cudaStream_t, cudaGraph_t *) noexcept nogil
+        cudaError_t (*cudaGraphGetNodes)(cudaGraph_t, cudaGraphNode_t *, size_t *) noexcept nogil
         cudaError_t (*cudaGraphDestroy)(cudaGraph_t) noexcept nogil
         cudaError_t (*cudaThreadExchangeStreamCaptureMode)(cudaStreamCaptureMode *) noexcept nogil
         cudaError_t (*cudaLaunchHostFunc)(cudaStream_t, void (*)(void *) noexcept nogil, void *) noexcept nogil
@@ -101,6 +103,8 @@ cdef extern from "table.h" nogil:
         cudaError_t (*event_captured)(cudaEvent_t) noexcept nogil
         void (*observed)(const void *) noexcept nogil       # NULL for CUDA
         void (*published)(const void *) noexcept nogil      # NULL for CUDA
+        int (*adopt_worker)(int (*)() noexcept nogil) noexcept nogil    # NULL for CUDA
+        int (*idle)() noexcept nogil                        # NULL for CUDA
         void (*unchanged)(const void *, size_t, const void *, size_t, size_t, size_t, cudaStream_t) noexcept nogil      # NULL for CUDA
 
     int strata_cudart_load(strata_cudart *, const char *path, int loaded_only, int *version, int *missing, char *reason,

@@ -100,6 +100,7 @@ cdef int guard_leave(Guard *guard, int status, Error *error) noexcept nogil:
         code = rt.cudaThreadExchangeStreamCaptureMode(<cudaStreamCaptureMode *>&guard.mode)
         if code != cudaSuccess:
             error.restored = 0
+            error.pending_before = guard.pending
             _forget(code, guard)
     return status
 
@@ -115,9 +116,9 @@ cdef void published(const void *word) noexcept nogil:
 
 
 cdef bint is_sticky(int code) noexcept nogil:
-    """The errors after which every call on the device fails until the process ends (driver_types.h says it of each)."""
+    """The errors after which every call on the device fails until the process ends (driver_types.h says it of most)."""
     return (code == 214 or code == 220 or code == 226 or code == 700 or code == 702 or code == 710
-            or 714 <= code <= 719 or code == 911)
+            or 714 <= code <= 719 or code == 721 or code == 810 or code == 911)
 
 
 cdef int cuda_failed(int status, int code, const char *call, int device, const Guard *guard, Error *error) noexcept nogil:
@@ -127,7 +128,8 @@ cdef int cuda_failed(int status, int code, const char *call, int device, const G
         status = POISONED
     error.cuda_code = code
     error.device = device
-    error.pending_before = guard.pending
+    if error.pending_before == cudaSuccess:     # not so where an earlier failure of this entry has taken its place
+        error.pending_before = guard.pending
     strncpy(error.call, call, sizeof(error.call) - 1)
     outcome(error, status, REASON_CUDA, "%s failed on device %d: %s (%d)", call, device, rt.cudaGetErrorName(code), code)
     _forget(code, guard)

@@ -10,8 +10,9 @@ from strata_copy.abi cimport (
 )
 from strata_copy.arena cimport ARENA_GRAIN, ArenaData, Range, arena_drop, arena_give, arena_hold, arena_take
 from strata_copy.atomics cimport load_i32, load_u64, store_i32, store_i64, store_u64, swap_i32
+from strata_copy.copier cimport the_tables
 from strata_copy.cudart cimport outcome
-from strata_copy.lanes cimport pthread_mutex_lock, pthread_mutex_unlock, the_tables
+from strata_copy.lanes cimport pthread_mutex_lock, pthread_mutex_unlock
 from strata_copy.layout cimport LayoutData, units_at
 from strata_copy.lineage cimport lineage_new, lineage_reset
 from strata_copy.states cimport DISCARDED, UNPUBLISHED, VISIBLE, Run, Runs, StateData, state_drop, state_new

@@ -1,33 +1,42 @@
-"""Lanes: the streams of each device, how a chunk leaves a gap for other copies, and the copier that owns all of it.
+"""Lanes: the streams of each device, how a chunk leaves a gap for other copies, and the tables that all of it lives in.
 
 Who owns what
 -------------
-There is one copier in a process. Its tables are static, so that a ticket can be looked up at any time; its streams, events and words are
-made in `copier_open` and destroyed in `copier_close`. `CopierData.lock` guards what is queued on lanes, opening and closing, the taking
-and freeing of slots, and StateData.writer and .readers. The GIL is outside of it: it is never taken while the lock is held. Everything
-else that threads share is atomic, and a slot is kept from being freed by a pin (tickets.pxd).
+There is one copier in a process (copier.pxd). Its tables are static, so that a ticket can be looked up at any time; its streams, events,
+rings and words are made when it opens and destroyed when it closes. `CopierData.lock` guards what is queued on lanes, opening and closing,
+the taking and freeing of slots, the jobs of the worker (worker.pxd), and StateData.writer and .readers. The order of locks: the GIL, then
+`CopierData.lock`, then one of the two that only guard a condition (tickets.pxd: news; worker.pxd: bell). None is taken from the right to
+the left. Everything else that threads share is atomic, and a slot is kept from being freed by a pin (tickets.pxd).
 """
 
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from posix.time cimport timespec
 
 from strata_copy.abi cimport Error
 from strata_copy.cudart cimport Guard, cudaEvent_t, cudaStream_t
-from strata_copy.layout cimport MAX_LAYERS
-from strata_copy.plan cimport Extent, PlanData, Units
-from strata_copy.states cimport MAX_TICKETS
+from strata_copy.plan cimport ROUTES, Extent, PlanData, Units
+from strata_copy.states cimport MAX_TICKETS, TICKET_WORDS
 
 
 cdef extern from "pthread.h" nogil:
     ctypedef struct pthread_mutex_t:
         pass
+    ctypedef struct pthread_cond_t:
+        pass
+    ctypedef struct pthread_condattr_t:
+        pass
+    int pthread_condattr_init(pthread_condattr_t *)
+    int pthread_condattr_setclock(pthread_condattr_t *, int)
+    int pthread_cond_init(pthread_cond_t *, const pthread_condattr_t *)
+    int pthread_cond_broadcast(pthread_cond_t *)
+    int pthread_cond_timedwait(pthread_cond_t *, pthread_mutex_t *, const timespec *)
     int pthread_mutex_init(pthread_mutex_t *, void *)
     int pthread_mutex_lock(pthread_mutex_t *)
+    int pthread_mutex_trylock(pthread_mutex_t *)
     int pthread_mutex_unlock(pthread_mutex_t *)
-    int pthread_mutex_destroy(pthread_mutex_t *)
 
 
 cdef enum:
-    MAX_DEVICES = 16
     LOCAL_LANES = 8         # 1.78 GB within an H200, of its ceiling: 2 lanes 0.77, 4 lanes 0.81, 6 0.85, 8 0.88, 12 0.87
     OUT_LANE = LOCAL_LANES
     IN_LANE
@@ -35,6 +44,9 @@ cdef enum:
     LANES                   # of one device
     MAX_AFTER = 32          # waits of one request
     CELLS = 256             # words that tell the end of a ticket
+    MAX_RING = 16           # slots of a ring
+    RING_PIECES = 64        # pieces of one slot
+    PAUSE = 16              # a status of our own: the budget is used up, and there is more
 
 # A way for one route's direction on one device, in order from its first copy to its last. Lanes `out` and `in` are a pair of
 # streams: after each chunk the other stream goes on, behind the chunk by event. A copy engine stays with a stream for as long as
@@ -45,10 +57,18 @@ cdef struct Lane:
     cudaEvent_t chain[2]
     int32_t paired, turn        # turn: the stream that takes the next copy
     int64_t in_chunk            # bytes since the last change of streams
-    # Of the ticket that is being queued:
-    bint used
-    int64_t queued              # bytes
-    cudaEvent_t last            # event behind its latest layer
+
+# Chunks on the device, through which host memory is copied to host memory: lane `in` fills a slot, lane `out` empties it. What a slot
+# holds is queued on both lanes before anything else is, so tickets may share the ring.
+cdef struct Ring:
+    char *memory
+    int32_t slots, at           # at: the slot that is being filled
+    int64_t slot_bytes, fill
+    cudaEvent_t filled[MAX_RING]
+    cudaEvent_t emptied[MAX_RING]
+    bint used[MAX_RING]         # emptied[i] was recorded and lane `in` is not behind it yet
+    int32_t n
+    Extent pieces[RING_PIECES]  # from the slot to where they go
 
 cdef struct DeviceLanes:
     int32_t device
@@ -56,8 +76,27 @@ cdef struct DeviceLanes:
     int max_pitch
     Lane lanes[LANES]
     cudaStream_t finish         # joins the lanes of a ticket and tells its end
+    cudaStream_t hook           # where a request's hook enqueues
     cudaEvent_t gates[MAX_AFTER]    # recorded on the streams that a request waits for
+    Ring ring
     uint64_t *cells             # on the device: cells[i] == i + 1
+
+# What may be queued before the worker turns to something else.
+cdef struct Budget:
+    int64_t bytes
+    int32_t calls, layers
+
+# A ticket's share of one device. Events are numbers of Slot.events of the device.
+cdef struct SlotDevice:
+    bint used
+    int32_t taken               # events
+    int32_t queued              # layers whose events are recorded; n_layers + 1: everything is queued
+    int32_t bundle_lane[ROUTES]     # of the bundles of each route, or -1
+    int32_t bundle_event[LANES]     # behind the bundles of a lane
+    int32_t *first_event        # events [first_event[l], end_event[l]) are behind what moved with layer l,
+    int32_t *end_event
+    uint32_t *layer_lanes       # on these lanes, as bits
+    cudaEvent_t done            # behind everything
 
 # One ticket's place. Its events belong to it for as long as the copier is open.
 cdef struct Slot:
@@ -65,19 +104,20 @@ cdef struct Slot:
     int32_t pins                # atomic; threads that look at it, negative while it is being freed
     int32_t status              # atomic; QUEUING, then AGAIN while in flight, then the outcome
     int32_t released, reported  # atomic; the caller is done with it; `finished` has given it out
-    int32_t layers_queued       # atomic; layers whose events are recorded
+    int32_t layers_queued       # atomic; layers whose events are recorded on every device; n_layers + 1: everything is queued
     int32_t holding             # under the lock; it still holds source and target
+    int32_t verdict             # atomic; how it ends once its word arrives: OK, or why it was cut short
+    bint fed                    # the worker queues it
+    bint touched, counted       # a copy call was made; the target's generation counts the ticket already
+    int32_t calls               # copies that it holds places of streams for, where the caller queued them
     PlanData *plan
     int32_t n_layers
-    int32_t *first_event        # recorded[first_event[l]] to recorded[end_event[l]] are behind all that layer l needs
-    int32_t *end_event
-    int32_t bundle_events       # recorded[0] to recorded[bundle_events] are behind the bundles
-    cudaEvent_t *recorded       # events in the order in which they were recorded
-    cudaEvent_t *events         # layer_events of each device
-    cudaEvent_t *done           # of each device: behind everything on it
-    int32_t *taken              # of each device: events taken; -1: the ticket does not use the device
+    uint64_t depends[TICKET_WORDS]  # the slots of the earlier tickets that it comes behind
+    SlotDevice *devices         # one for each device of the copier
+    cudaEvent_t *events         # layer_events of each device, in the order in which they are recorded
     uint64_t *words             # of each device: pinned; the device sets it to `word` when everything on it is done
     uint64_t word, uses         # of the slot: a late word of an earlier use is another one
+    int64_t queued_bytes, landed    # of a fed ticket; landed: atomic, those that are known to have landed
     int64_t bytes, started, submitted, ended    # bytes; ns on the monotonic clock
     int64_t asked               # when CUDA was last asked for it, for want of its word
     Error error
@@ -92,6 +132,8 @@ cdef struct CopierData:
     uint64_t number             # counts the copiers of this process
     pthread_mutex_t lock
     int32_t n_devices, n_slots, layer_events
+    int32_t window              # chunks that a fed ticket has queued ahead on a device
+    int32_t calls_in_flight     # copies of tickets that the callers queued
     int64_t chunk               # bytes after which a paired lane changes streams
     int64_t patience            # ns after which a ticket whose word is missing is asked for
     DeviceLanes *devices
@@ -101,27 +143,25 @@ cdef struct CopierData:
     int32_t max_parts
 
 
-# The copier if it is open, or NULL. A forked child has none.
-cdef CopierData *the_copier() noexcept nogil
-# Its tables, open or not.
-cdef CopierData *the_tables() noexcept nogil
-# NULL and `error` filled where something cannot be had; nothing is left behind then. Changes the thread's current device: call it on
-# a thread of its own.
-cdef CopierData *copier_open(const int32_t *devices, int32_t n_devices, int32_t n_slots, int32_t layer_events, int64_t chunk,
-                             int64_t patience, Error *error) noexcept nogil
-# Gives everything back, once no slot is taken any more (tickets.pxd: end_all, free_all). Likewise.
-cdef void copier_close(CopierData *copier, Error *error) noexcept nogil
-# Makes room for plans of so many parts: as plans are made, never in submit.
-cdef int copier_reserve(CopierData *copier, int32_t parts, Error *error) noexcept nogil
-
 cdef int32_t device_index(const CopierData *copier, int32_t device) noexcept nogil
 
-# Queues one extent on a lane, in chunks where the lane is paired.
-cdef int lane_copy(const CopierData *copier, DeviceLanes *device, Lane *lane, const Extent *extent, const Guard *guard,
-                   Error *error) noexcept nogil
+# Queue the bytes of an extent from `into` on, in chunks where the lane is paired: on a lane, or through the ring. PAUSE where the budget
+# ends first; `into` says how far it is.
+cdef int lane_copy(const CopierData *copier, DeviceLanes *device, Lane *lane, const Extent *extent, int64_t *into, Budget *budget,
+                   const Guard *guard, Error *error) noexcept nogil
+cdef int ring_copy(const CopierData *copier, DeviceLanes *device, const Extent *extent, int64_t *into, Budget *budget,
+                   const Guard *guard, Error *error) noexcept nogil
+# Lane `in` waits for the slot that it fills next to be empty. Done by ring_copy where it was not before.
+cdef int ring_ready(DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil
+# Sends on what the ring's slot holds: before anything else is queued.
+cdef int ring_flush(const CopierData *copier, DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil
 cdef inline cudaStream_t lane_stream(const Lane *lane) noexcept nogil:
     return lane.streams[lane.turn]
+cdef int record(const DeviceLanes *device, cudaEvent_t event, cudaStream_t stream, const Guard *guard, Error *error) noexcept nogil
+cdef int wait_event(const DeviceLanes *device, cudaStream_t stream, cudaEvent_t event, const Guard *guard, Error *error) noexcept nogil
 # Waits until nothing that was queued on a device's lanes runs any more: before a failure is told.
 cdef int device_drain(DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil
 
+# A sticky code of a call that is about no device: it may be any of them.
+cdef void poison_all(CopierData *copier, int32_t code) noexcept nogil
 cdef int64_t now() noexcept nogil

@@ -1,33 +1,16 @@
-"""Lanes, and the copier that owns them. Declared, with who owns what, in lanes.pxd."""
+"""Lanes and rings. Declared, with who owns what, in lanes.pxd."""
 
-from libc.stdint cimport int32_t, int64_t, uint64_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdint cimport int32_t, int64_t
+from libc.string cimport memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
-from strata_copy.abi cimport FAILED, OK, POISONED, REASON_CUDA, REASON_MEMORY, REFUSED, Error
+from strata_copy.abi cimport FAILED, OK, POISONED, Error
 from strata_copy.atomics cimport load_i32, store_i32
-from strata_copy.cudart cimport (
-    Guard, clear, cudaDevAttrMaxPitch, cudaEventBlockingSync, cudaEventDisableTiming, cudaEvent_t, cudaHostAllocPortable,
-    cudaMemcpyDefault, cudaStreamNonBlocking, cudaStream_t, cuda_failed, guard_enter, guard_leave, is_sticky, outcome, rt,
-)
-from strata_copy.plan cimport Extent, Units
-from strata_copy.states cimport MAX_TICKETS
+from strata_copy.cudart cimport Guard, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, is_sticky, rt
+from strata_copy.plan cimport Extent
 
-
-cdef extern from "pthread.h" nogil:
-    int pthread_atfork(void (*)() noexcept, void (*)() noexcept, void (*)() noexcept)
-
-cdef CopierData tables
-pthread_mutex_init(&tables.lock, NULL)
-pthread_atfork(NULL, NULL, forget_copier)
-
-
-cdef CopierData *the_copier() noexcept nogil:
-    return &tables if load_i32(&tables.state) == OPEN else NULL
-
-
-cdef CopierData *the_tables() noexcept nogil:
-    return &tables
+cdef enum:
+    ALIGNMENT = 512         # of pieces in a slot of a ring
 
 
 cdef int32_t device_index(const CopierData *copier, int32_t device) noexcept nogil:
@@ -38,50 +21,126 @@ cdef int32_t device_index(const CopierData *copier, int32_t device) noexcept nog
     return -1
 
 
-cdef int lane_copy(const CopierData *copier, DeviceLanes *device, Lane *lane, const Extent *extent, const Guard *guard,
-                   Error *error) noexcept nogil:
-    cdef Extent piece = extent[0]
-    cdef int64_t left = extent.width, rows_left = extent.rows
+cdef int lane_copy(const CopierData *copier, DeviceLanes *device, Lane *lane, const Extent *extent, int64_t *into, Budget *budget,
+                   const Guard *guard, Error *error) noexcept nogil:
+    cdef int64_t bytes = extent.width * extent.rows, most
+    cdef Extent piece
     cdef int status
-    lane.queued += extent.width * extent.rows
-    if extent.rows > 1 and extent.source_pitch <= device.max_pitch and extent.target_pitch <= device.max_pitch:
-        while rows_left > 0:
-            piece.rows = min(rows_left, rows_in(copier, lane, extent.width))
-            status = copy_piece(copier, device, lane, &piece, guard, error)
-            if status != OK:
-                return status
-            piece.source += piece.rows * extent.source_pitch
-            piece.target += piece.rows * extent.target_pitch
-            rows_left -= piece.rows
-        return OK
-    piece.rows = 1
-    while rows_left > 0:        # row by row: one row, or pitches that one CUDA call cannot express
-        left = extent.width
-        while left > 0:
-            piece.width = min(left, bytes_in(copier, lane))
-            status = copy_piece(copier, device, lane, &piece, guard, error)
-            if status != OK:
-                return status
-            piece.source += piece.width
-            piece.target += piece.width
-            left -= piece.width
-        rows_left -= 1
-        piece.source += extent.source_pitch - extent.width
-        piece.target += extent.target_pitch - extent.width
+    while into[0] < bytes:
+        if budget.bytes <= 0 or budget.calls <= 0:
+            return PAUSE
+        most = min(bytes_in(copier, lane), budget.bytes)
+        if extent.rows > 1 and extent.width <= copier.chunk:
+            most = max(most, extent.width)      # rows stay whole
+        cut(extent, into[0], most, device.max_pitch, &piece)
+        status = copy_piece(copier, device, lane, &piece, guard, error)
+        if status != OK:
+            return status
+        spend(budget, into, piece.width * piece.rows)
     return OK
+
+
+cdef int ring_copy(const CopierData *copier, DeviceLanes *device, const Extent *extent, int64_t *into, Budget *budget,
+                   const Guard *guard, Error *error) noexcept nogil:
+    cdef int64_t bytes = extent.width * extent.rows, room
+    cdef Ring *ring = &device.ring
+    cdef Extent piece
+    cdef int status = OK
+    while into[0] < bytes:
+        if budget.bytes <= 0 or budget.calls <= 0:
+            return PAUSE
+        room = ring.slot_bytes - ring.fill
+        if ring.n == RING_PIECES or room <= 0 or (room < extent.width <= ring.slot_bytes and extent.rows > 1):
+            status = ring_flush(copier, device, guard, error)
+            room = ring.slot_bytes
+        cut(extent, into[0], min(room, max(budget.bytes, ALIGNMENT)), device.max_pitch, &piece)
+        if status == OK:
+            status = ring_fill(copier, device, &piece, guard, error)
+        if status != OK:
+            return status
+        spend(budget, into, piece.width * piece.rows)
+    return OK
+
+
+cdef int ring_ready(DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
+    cdef Ring *ring = &device.ring
+    cdef int status
+    if not ring.used[ring.at]:
+        return OK
+    status = wait_event(device, lane_stream(&device.lanes[IN_LANE]), ring.emptied[ring.at], guard, error)
+    if status == OK:
+        ring.used[ring.at] = False
+    return status
+
+
+cdef int ring_fill(const CopierData *copier, DeviceLanes *device, const Extent *piece, const Guard *guard, Error *error) noexcept nogil:
+    """The first hop of a piece, from host memory into the slot."""
+    cdef Ring *ring = &device.ring
+    cdef Lane *lane = &device.lanes[IN_LANE]
+    cdef Extent hop = piece[0]
+    cdef int status = ring_ready(device, guard, error)
+    if status != OK:
+        return status
+    hop.target = ring.memory + ring.at * ring.slot_bytes + ring.fill
+    hop.target_pitch = hop.width
+    ring.pieces[ring.n] = piece[0]
+    ring.pieces[ring.n].source, ring.pieces[ring.n].source_pitch = hop.target, hop.width
+    ring.n += 1
+    ring.fill += (hop.width * hop.rows + ALIGNMENT - 1) & ~<int64_t>(ALIGNMENT - 1)
+    return copy_piece(copier, device, lane, &hop, guard, error)
+
+
+cdef int ring_flush(const CopierData *copier, DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
+    """The second hop of all pieces in the slot."""
+    cdef Ring *ring = &device.ring
+    cdef Lane *lane = &device.lanes[OUT_LANE]
+    cdef int32_t i
+    cdef int status
+    if ring.n == 0:
+        return OK
+    status = record(device, ring.filled[ring.at], lane_stream(&device.lanes[IN_LANE]), guard, error)
+    if status == OK:
+        status = wait_event(device, lane_stream(lane), ring.filled[ring.at], guard, error)
+    for i in range(ring.n):
+        if status == OK:
+            status = copy_piece(copier, device, lane, &ring.pieces[i], guard, error)
+    if status == OK:
+        status = record(device, ring.emptied[ring.at], lane_stream(lane), guard, error)
+    if status != OK:
+        return status
+    ring.used[ring.at] = True
+    ring.at = (ring.at + 1) % ring.slots
+    ring.n, ring.fill = 0, 0
+    return OK
+
+
+cdef inline void spend(Budget *budget, int64_t *into, int64_t bytes) noexcept nogil:
+    into[0] += bytes
+    budget.bytes -= bytes
+    budget.calls -= 1
+
+
+cdef inline void cut(const Extent *extent, int64_t into, int64_t most, int64_t max_pitch, Extent *piece) noexcept nogil:
+    """The next piece of an extent, of at most so many bytes: whole rows where one begins and CUDA can express the pitches, else a part of
+    a row."""
+    cdef int64_t row = into // extent.width, column = into % extent.width
+    piece[0] = extent[0]
+    piece.source += row * extent.source_pitch + column
+    piece.target += row * extent.target_pitch + column
+    if (column == 0 and extent.rows > 1 and most >= extent.width and extent.source_pitch <= max_pitch
+            and extent.target_pitch <= max_pitch):
+        piece.rows = min(extent.rows - row, most // extent.width)
+    else:
+        piece.rows = 1
+        piece.width = min(extent.width - column, most)
 
 
 cdef inline int64_t bytes_in(const CopierData *copier, const Lane *lane) noexcept nogil:
     """Bytes that the lane takes before it changes streams."""
     cdef int64_t left = copier.chunk - lane.in_chunk
     if not lane.paired:
-        return 1 << 62
+        return <int64_t>1 << 62
     return left if left > 0 else copier.chunk
-
-
-cdef inline int64_t rows_in(const CopierData *copier, const Lane *lane, int64_t width) noexcept nogil:
-    cdef int64_t rows = bytes_in(copier, lane) // width
-    return rows if rows > 0 else 1
 
 
 cdef int copy_piece(const CopierData *copier, DeviceLanes *device, Lane *lane, const Extent *piece, const Guard *guard,
@@ -108,14 +167,26 @@ cdef int copy_piece(const CopierData *copier, DeviceLanes *device, Lane *lane, c
 cdef int change_streams(DeviceLanes *device, Lane *lane, const Guard *guard, Error *error) noexcept nogil:
     """The other stream goes on, behind what this one has queued."""
     cdef cudaEvent_t behind = lane.chain[lane.turn]
-    cdef int code = rt.cudaEventRecord(behind, lane.streams[lane.turn])
+    cdef int status = record(device, behind, lane.streams[lane.turn], guard, error)
+    if status == OK:
+        status = wait_event(device, lane.streams[lane.turn ^ 1], behind, guard, error)
+    if status == OK:
+        lane.turn ^= 1
+        lane.in_chunk = 0
+    return status
+
+
+cdef int record(const DeviceLanes *device, cudaEvent_t event, cudaStream_t stream, const Guard *guard, Error *error) noexcept nogil:
+    cdef int code = rt.cudaEventRecord(event, stream)
     if code != 0:
         return cuda_failed(FAILED, code, "cudaEventRecord", device.device, guard, error)
-    code = rt.cudaStreamWaitEvent(lane.streams[lane.turn ^ 1], behind, 0)
+    return OK
+
+
+cdef int wait_event(const DeviceLanes *device, cudaStream_t stream, cudaEvent_t event, const Guard *guard, Error *error) noexcept nogil:
+    cdef int code = rt.cudaStreamWaitEvent(stream, event, 0)
     if code != 0:
         return cuda_failed(FAILED, code, "cudaStreamWaitEvent", device.device, guard, error)
-    lane.turn ^= 1
-    lane.in_chunk = 0
     return OK
 
 
@@ -127,6 +198,10 @@ cdef int device_drain(DeviceLanes *device, const Guard *guard, Error *error) noe
         for s in range(2 if device.lanes[n].paired else 1):
             if drain_stream(device, device.lanes[n].streams[s], guard, error) != OK:
                 return POISONED
+    device.ring.n, device.ring.fill = 0, 0
+    memset(device.ring.used, 0, sizeof(device.ring.used))
+    if drain_stream(device, device.hook, guard, error) != OK:
+        return POISONED
     return drain_stream(device, device.finish, guard, error)
 
 
@@ -140,244 +215,19 @@ cdef int drain_stream(DeviceLanes *device, cudaStream_t stream, const Guard *gua
             rt.cudaGetLastError()
         code = rt.cudaStreamSynchronize(stream)
     if code != 0:
-        return poison(device, code, "cudaStreamSynchronize", guard, error)
+        store_i32(&device.poisoned, code)
+        return cuda_failed(POISONED, code, "cudaStreamSynchronize", device.device, guard, error)
     return OK
 
 
-cdef int poison(DeviceLanes *device, int code, const char *call, const Guard *guard, Error *error) noexcept nogil:
-    store_i32(&device.poisoned, code)
-    return cuda_failed(POISONED, code, call, device.device, guard, error)
-
-
-cdef CopierData *copier_open(const int32_t *devices, int32_t n_devices, int32_t n_slots, int32_t layer_events, int64_t chunk,
-                             int64_t patience, Error *error) noexcept nogil:
-    cdef CopierData *copier = &tables
-    cdef Guard guard
-    cdef Error closing
+cdef void poison_all(CopierData *copier, int32_t code) noexcept nogil:
     cdef int32_t d
-    cdef int status
-    copier.number += 1
-    copier.n_devices, copier.n_slots, copier.layer_events = n_devices, n_slots, layer_events
-    copier.chunk, copier.patience = chunk, patience
-    status = guard_enter(&guard, error)
-    if status == OK:
-        status = make_tables(copier, error)
-        if status == OK:
-            status = make_words(copier, &guard, error)
-        for d in range(n_devices):
-            if status == OK:
-                copier.devices[d].device = devices[d]
-                status = make_device(copier, d, &guard, error)
-        guard_leave(&guard, status, error)
-    if status == OK:
-        store_i32(&copier.state, OPEN)
-        return copier
-    clear(&closing)     # what led here is what is told
-    copier_close(copier, &closing)
-    return NULL
-
-
-cdef int copier_reserve(CopierData *copier, int32_t parts, Error *error) noexcept nogil:
-    cdef Units *grown
-    if parts <= copier.max_parts:
-        return OK
-    grown = <Units *>realloc(copier.units, parts * sizeof(Units))
-    if grown == NULL:
-        return outcome(error, REFUSED, REASON_MEMORY, "no host memory for copies of %d parts", parts)
-    copier.units, copier.max_parts = grown, parts
-    return OK
-
-
-cdef void copier_close(CopierData *copier, Error *error) noexcept nogil:
-    cdef Guard guard
-    cdef int32_t d
-    cdef bint alive = True
-    guard_enter(&guard, error)
-    if copier.devices != NULL:
-        for d in range(copier.n_devices):       # the device may still write a ticket's word
-            if load_i32(&copier.devices[d].poisoned) != 0:
-                alive = False
-                error.device, error.cuda_code = copier.devices[d].device, load_i32(&copier.devices[d].poisoned)
-                outcome(error, POISONED, REASON_CUDA, "device %d failed with %s (%d): its streams and events are left to the process",
-                        error.device, rt.cudaGetErrorName(error.cuda_code), error.cuda_code)
-            elif device_drain(&copier.devices[d], &guard, error) != OK:
-                alive = False
-        if alive:       # a dead device is called no more; its objects end with the process
-            for d in range(copier.n_devices):
-                free_device(copier, d, &guard, error)
-            if copier.words != NULL:
-                note(rt.cudaFreeHost(copier.words), "cudaFreeHost", -1, &guard, error)
-    guard_leave(&guard, OK, error)
-    free_tables(copier)
-    store_i32(&copier.state, CLOSED)
+    for d in range(copier.n_devices if copier.devices != NULL else 0):
+        if load_i32(&copier.devices[d].poisoned) == 0:
+            store_i32(&copier.devices[d].poisoned, code)
 
 
 cdef int64_t now() noexcept nogil:
     cdef timespec t
     clock_gettime(CLOCK_MONOTONIC, &t)
     return <int64_t>t.tv_sec * 1000000000 + t.tv_nsec
-
-
-cdef void forget_copier() noexcept nogil:
-    """In a forked child: CUDA may not be used there, not even to give things back, and the lock may be held by a thread that is not
-    there."""
-    cdef int32_t i
-    store_i32(&tables.state, CLOSED)
-    for i in range(MAX_TICKETS):
-        tables.slots[i].ticket = 0
-    pthread_mutex_init(&tables.lock, NULL)
-
-
-cdef int make_tables(CopierData *copier, Error *error) noexcept nogil:
-    cdef int32_t i, n = copier.n_devices * copier.layer_events
-    cdef Slot *slot
-    cdef bint whole
-    copier.devices = <DeviceLanes *>calloc(copier.n_devices, sizeof(DeviceLanes))
-    whole = copier.devices != NULL
-    for i in range(copier.n_slots):
-        slot = &copier.slots[i]
-        slot.first_event = <int32_t *>calloc(MAX_LAYERS, sizeof(int32_t))
-        slot.end_event = <int32_t *>calloc(MAX_LAYERS, sizeof(int32_t))
-        slot.recorded = <cudaEvent_t *>calloc(n, sizeof(cudaEvent_t))
-        slot.events = <cudaEvent_t *>calloc(n, sizeof(cudaEvent_t))
-        slot.done = <cudaEvent_t *>calloc(copier.n_devices, sizeof(cudaEvent_t))
-        slot.taken = <int32_t *>calloc(copier.n_devices, sizeof(int32_t))
-        whole = (whole and slot.first_event != NULL and slot.end_event != NULL and slot.recorded != NULL
-                 and slot.events != NULL and slot.done != NULL and slot.taken != NULL)
-    if not whole:
-        return outcome(error, REFUSED, REASON_MEMORY, "no host memory for %d tickets of %d events", copier.n_slots, n)
-    return OK
-
-
-cdef void free_tables(CopierData *copier) noexcept nogil:
-    cdef int32_t i
-    cdef Slot *slot
-    for i in range(copier.n_slots):
-        slot = &copier.slots[i]
-        free(slot.first_event)
-        free(slot.end_event)
-        free(slot.recorded)
-        free(slot.events)
-        free(slot.done)
-        free(slot.taken)
-        slot.first_event = slot.end_event = slot.taken = NULL
-        slot.recorded = slot.events = slot.done = NULL
-    free(copier.devices)
-    free(copier.units)
-    copier.devices, copier.units, copier.words, copier.max_parts = NULL, NULL, NULL, 0
-
-
-cdef int make_words(CopierData *copier, const Guard *guard, Error *error) noexcept nogil:
-    cdef int32_t i
-    cdef size_t bytes = sizeof(uint64_t) * copier.n_slots * copier.n_devices
-    cdef int code = rt.cudaHostAlloc(<void **>&copier.words, bytes, cudaHostAllocPortable)
-    if code != 0:
-        copier.words = NULL
-        return cuda_failed(REFUSED, code, "cudaHostAlloc", -1, guard, error)
-    for i in range(copier.n_slots * copier.n_devices):
-        copier.words[i] = 0
-    for i in range(copier.n_slots):
-        copier.slots[i].words = &copier.words[i * copier.n_devices]
-    return OK
-
-
-cdef int make_device(CopierData *copier, int32_t d, const Guard *guard, Error *error) noexcept nogil:
-    cdef DeviceLanes *device = &copier.devices[d]
-    cdef int32_t n, s, i
-    cdef int status
-    cdef int code = rt.cudaSetDevice(device.device)
-    if code != 0:
-        return cuda_failed(REFUSED, code, "cudaSetDevice", device.device, guard, error)
-    code = rt.cudaDeviceGetAttribute(&device.max_pitch, cudaDevAttrMaxPitch, device.device)
-    if code != 0:
-        return cuda_failed(REFUSED, code, "cudaDeviceGetAttribute", device.device, guard, error)
-    for n in range(LANES):
-        device.lanes[n].paired = n == OUT_LANE or n == IN_LANE
-        for s in range(2 if device.lanes[n].paired else 1):
-            status = make_stream(&device.lanes[n].streams[s], device, guard, error)
-            if status == OK and device.lanes[n].paired:
-                status = make_event(&device.lanes[n].chain[s], cudaEventDisableTiming, device, guard, error)
-            if status != OK:
-                return status
-    status = make_stream(&device.finish, device, guard, error)
-    for i in range(MAX_AFTER):
-        if status == OK:
-            status = make_event(&device.gates[i], cudaEventDisableTiming, device, guard, error)
-    for s in range(copier.n_slots):
-        for i in range(copier.layer_events):
-            if status == OK:
-                status = make_event(&copier.slots[s].events[d * copier.layer_events + i], cudaEventDisableTiming, device, guard, error)
-        if status == OK:
-            status = make_event(&copier.slots[s].done[d], cudaEventDisableTiming | cudaEventBlockingSync, device, guard, error)
-    return status if status != OK else make_cells(device, guard, error)
-
-
-cdef int make_stream(cudaStream_t *stream, const DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
-    cdef int code = rt.cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking)
-    if code == 0:
-        return OK
-    stream[0] = NULL
-    return cuda_failed(REFUSED, code, "cudaStreamCreateWithFlags", device.device, guard, error)
-
-
-cdef int make_event(cudaEvent_t *event, int flags, const DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
-    cdef int code = rt.cudaEventCreateWithFlags(event, flags)
-    if code == 0:
-        return OK
-    event[0] = NULL
-    return cuda_failed(REFUSED, code, "cudaEventCreateWithFlags", device.device, guard, error)
-
-
-cdef int make_cells(DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
-    """The words that a device can tell a ticket's end with. They are 256 so that a late word is never taken for a newer ticket's."""
-    cdef uint64_t values[CELLS]
-    cdef int32_t i
-    cdef int code = rt.cudaMalloc(<void **>&device.cells, sizeof(values))
-    if code != 0:
-        device.cells = NULL
-        return cuda_failed(REFUSED, code, "cudaMalloc", device.device, guard, error)
-    for i in range(CELLS):
-        values[i] = i + 1
-    code = rt.cudaMemcpyAsync(device.cells, values, sizeof(values), cudaMemcpyDefault, device.finish)
-    if code != 0:
-        return cuda_failed(REFUSED, code, "cudaMemcpyAsync", device.device, guard, error)
-    code = rt.cudaStreamSynchronize(device.finish)      # `values` goes out of scope
-    if code != 0:
-        return cuda_failed(REFUSED, code, "cudaStreamSynchronize", device.device, guard, error)
-    return OK
-
-
-cdef void free_device(CopierData *copier, int32_t d, const Guard *guard, Error *error) noexcept nogil:
-    cdef DeviceLanes *device = &copier.devices[d]
-    cdef int32_t n, s, i
-    for n in range(LANES):
-        for s in range(2):
-            free_stream(device.lanes[n].streams[s], device, guard, error)
-            free_event(device.lanes[n].chain[s], device, guard, error)
-    free_stream(device.finish, device, guard, error)
-    for i in range(MAX_AFTER):
-        free_event(device.gates[i], device, guard, error)
-    for s in range(copier.n_slots):
-        for i in range(copier.layer_events):
-            free_event(copier.slots[s].events[d * copier.layer_events + i], device, guard, error)
-        free_event(copier.slots[s].done[d], device, guard, error)
-    if device.cells != NULL:
-        note(rt.cudaFree(device.cells), "cudaFree", device.device, guard, error)
-
-
-cdef void free_stream(cudaStream_t stream, const DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
-    if stream != NULL:
-        note(rt.cudaStreamDestroy(stream), "cudaStreamDestroy", device.device, guard, error)
-
-
-cdef void free_event(cudaEvent_t event, const DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
-    if event != NULL:
-        note(rt.cudaEventDestroy(event), "cudaEventDestroy", device.device, guard, error)
-
-
-cdef void note(int code, const char *call, int32_t device, const Guard *guard, Error *error) noexcept nogil:
-    """Closing goes on past a call that fails; the first one is told."""
-    cdef Error later
-    if code != 0:
-        clear(&later)
-        cuda_failed(FAILED, code, call, device, guard, error if error.status == OK else &later)

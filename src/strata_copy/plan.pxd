@@ -4,7 +4,7 @@ A copy's way goes on from here to lanes.pyx: `units_to_move` says which units of
 `emit_bundle` and `emit_part` hand them over as extents, in order, neighbours merged.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 from strata_copy.abi cimport STATE, Error, PartSpec, PlaceSpec, Request
 from strata_copy.lineage cimport MAX_KIN, Known
@@ -12,13 +12,15 @@ from strata_copy.states cimport StateData
 
 cdef enum:
     MAX_SOURCES = MAX_KIN
+    MAX_DEVICES = 16
 
 # How bytes travel.
 cdef enum Route:
     ROUTE_LOCAL     # within one device
     ROUTE_OUT       # device to host memory
     ROUTE_IN        # host memory to device
-    ROUTE_HOST      # host memory to host memory: the driver copies, and holds the caller
+    ROUTE_RING      # pinned to pinned, in two hops through chunks on a device
+    ROUTE_HOST      # host memory to host memory where one is pageable: the driver copies, and holds the caller
     ROUTES
 
 # One rectangle of bytes: `rows` of `width`, `target_pitch` and `source_pitch` apart.
@@ -30,6 +32,7 @@ cdef struct Extent:
 # Where a part goes.
 cdef struct PartRoute:
     int32_t route, device
+    int32_t device_number       # of the copier that carries it
     StateData *source
 
 # Small parts of many layers, or their patches, that lie evenly spaced on both sides: they move in one copy before the first layer.
@@ -53,6 +56,7 @@ cdef struct PlanData:
     int32_t n_bundles
     int32_t *part_bundle        # for each part the bundle that it may move in, or -1
     int32_t *patch_bundle       # the same for its patch
+    uint8_t *early              # for each layer and device number the routes of its parts that move in bundles, as bits
     int32_t n_events            # events that a ticket of this plan takes at most: one for each layer and route in it
     uint64_t copier             # the number of the copier that it was made for
 
@@ -82,6 +86,8 @@ cdef int units_to_move(const PlanData *plan, const Request *request, Units *unit
 cdef inline int64_t bank_of(const int64_t *banks, const PartSpec *part, const PlaceSpec *place) noexcept nogil:
     return 0 if banks == NULL or (part.growth.rule != STATE and place.banks == 1) else banks[part.group]
 
+# Once the parts have their device numbers: fills `early`.
+cdef void note_early(PlanData *plan) noexcept nogil
 # Whether a part moves in a bundle, before its layer.
 cdef bint moves_early(const PlanData *plan, int32_t part) noexcept nogil
 cdef int emit_bundle(Emission *emission, const PlanData *plan, const Request *request, const Bundle *bundle,

@@ -1,11 +1,11 @@
 """Plans. The C side is declared in plan.pxd; the growth formulas are in layout.pyx, places in states.pyx."""
 
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp
 
 from strata_copy.abi cimport (
-    CONST, DEVICE, LINEAR, OK, REASON_BANK, REASON_CAPACITY, REASON_GROUP, REASON_LAYOUT, REASON_MARK, REASON_MEMORY,
+    CONST, DEVICE, LINEAR, OK, PINNED, REASON_BANK, REASON_CAPACITY, REASON_GROUP, REASON_LAYOUT, REASON_MARK, REASON_MEMORY,
     REASON_REQUEST, REASON_SAME_STATE, REASON_UNSUPPORTED, REFUSED, STATE, Error, Growth, PartSpec, PlaceSpec, Request,
 )
 from strata_copy.atomics cimport add_i64
@@ -29,7 +29,9 @@ cdef PlanData *plan_new(StateData **sources, int32_t n_sources, StateData *targe
         plan.bundles = <Bundle *>calloc(2 * target.layout.n_parts, sizeof(Bundle))
         plan.part_bundle = <int32_t *>calloc(target.layout.n_parts, sizeof(int32_t))
         plan.patch_bundle = <int32_t *>calloc(target.layout.n_parts, sizeof(int32_t))
-    if plan == NULL or plan.parts == NULL or plan.bundles == NULL or plan.part_bundle == NULL or plan.patch_bundle == NULL:
+        plan.early = <uint8_t *>calloc(target.layout.n_layers, MAX_DEVICES)
+    if (plan == NULL or plan.parts == NULL or plan.bundles == NULL or plan.part_bundle == NULL or plan.patch_bundle == NULL
+            or plan.early == NULL):
         free_plan(plan)
         outcome(error, REFUSED, REASON_MEMORY, "no host memory for a plan of %d parts", target.layout.n_parts)
         return NULL
@@ -126,6 +128,16 @@ cdef int64_t count_bytes(const LayoutData *layout, const Units *units) noexcept 
     for i in range(layout.n_parts):
         bytes += (units[i].end - units[i].first) * layout.parts[i].growth.unit_bytes * layout.parts[i].rep
     return bytes
+
+
+cdef void note_early(PlanData *plan) noexcept nogil:
+    cdef const LayoutData *layout = plan.target.layout
+    cdef int32_t layer, k, part
+    for layer in range(layout.n_layers):
+        for k in range(layout.first[layer], layout.first[layer + 1]):
+            part = layout.order[k]
+            if in_bundle(plan, plan.part_bundle[part]) or in_bundle(plan, plan.patch_bundle[part]):
+                plan.early[layer * MAX_DEVICES + plan.parts[part].device_number] |= 1 << plan.parts[part].route
 
 
 cdef bint moves_early(const PlanData *plan, int32_t part) noexcept nogil:
@@ -294,8 +306,10 @@ cdef int check_request(const LayoutData *layout, const Request *request, Error *
                        layout.n_groups)
     if request.n_page_groups != 0 or request.src_pages != NULL or request.dst_pages != NULL:
         return outcome(error, REFUSED, REASON_UNSUPPORTED, "page tables are not done by this release")
-    if request.priority != 0 or request.bytes_ahead != 0 or request.hook != NULL:
-        return outcome(error, REFUSED, REASON_UNSUPPORTED, "priority, bytes_ahead and hook are not done by this release: leave them 0")
+    if (request.priority != 0 and request.priority != -1) or request.bytes_ahead < 0:
+        error.wanted, error.found = request.priority, request.bytes_ahead
+        return outcome(error, REFUSED, REASON_REQUEST, "priority %d, bytes_ahead %ld; a priority is 0 or -1, bytes_ahead is 0 or more",
+                       request.priority, error.found)
     return OK
 
 
@@ -369,7 +383,8 @@ cdef int choose_routes(PlanData *plan, const int32_t *source_of_group, Error *er
         elif to.kind == DEVICE:
             part.route = ROUTE_IN
         else:
-            part.route = ROUTE_HOST
+            part.route = ROUTE_RING if from_.kind == PINNED and to.kind == PINNED else ROUTE_HOST
+            part.device = max(to.device, from_.device)      # -1: the copier's first
         if layout.patch_of[i] >= 0:
             from_ = &part.source.places[layout.patches[layout.patch_of[i]].source_part]
             if from_.kind == DEVICE and from_.device != part.device:
@@ -479,4 +494,5 @@ cdef void free_plan(PlanData *plan) noexcept nogil:
         free(plan.bundles)
         free(plan.part_bundle)
         free(plan.patch_bundle)
+        free(plan.early)
         free(plan)

@@ -15,7 +15,7 @@ from strata_copy.cudart cimport (
     cudaHostAllocMapped, cudaHostAllocPortable, cudaHostRegisterMapped, cudaHostRegisterPortable, cudaMemcpyDefault,
     cudaPointerAttributes, cudaStreamCaptureMode, cudaStreamCaptureStatus, cudaStreamNonBlocking, cudaStream_t, require_runtime, rt,
 )
-from strata_copy.lanes cimport the_copier
+from strata_copy.copier cimport the_copier
 
 from strata_copy.cudart import RuntimeUnavailable, describe, open_runtime  # no-cython-lint: they belong here for users
 
@@ -256,14 +256,26 @@ def stream_is_capturing(size_t stream):
 
 def stream_begin_capture(size_t stream, int mode=0):
     """mode: 0 global, 1 thread-local, 2 relaxed."""
-    _check(rt.cudaStreamBeginCapture(<cudaStream_t>stream, <cudaStreamCaptureMode>mode), "cudaStreamBeginCapture")
+    cdef int code
+    with nogil:
+        code = rt.cudaStreamBeginCapture(<cudaStream_t>stream, <cudaStreamCaptureMode>mode)
+    _check(code, "cudaStreamBeginCapture")
 
 
 def stream_end_capture(size_t stream):
-    """Ends the capture and drops its graph. Raises CudaError where the capture was invalidated."""
+    """Ends the capture, drops its graph and returns how many nodes it had. Raises CudaError where the capture was invalidated."""
     cdef cudaGraph_t graph = NULL
-    _check(rt.cudaStreamEndCapture(<cudaStream_t>stream, &graph), "cudaStreamEndCapture")
-    _check(rt.cudaGraphDestroy(graph), "cudaGraphDestroy")
+    cdef size_t nodes = 0
+    cdef int code, counted, destroyed
+    with nogil:
+        code = rt.cudaStreamEndCapture(<cudaStream_t>stream, &graph)
+    _check(code, "cudaStreamEndCapture")
+    with nogil:
+        counted = rt.cudaGraphGetNodes(graph, NULL, &nodes)
+        destroyed = rt.cudaGraphDestroy(graph)
+    _check(counted, "cudaGraphGetNodes")
+    _check(destroyed, "cudaGraphDestroy")
+    return nodes
 
 
 def capture_mode(int mode):

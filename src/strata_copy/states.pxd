@@ -12,7 +12,7 @@ from strata_copy.lineage cimport Lineage
 
 cdef enum:
     MAX_TICKETS = 256
-    READER_WORDS = 4        # MAX_TICKETS bits
+    TICKET_WORDS = 4        # MAX_TICKETS bits
 
 # Chunks of a part that follow each other in one registration.
 cdef struct Run:
@@ -59,7 +59,7 @@ cdef struct StateData:
     Release forget              # nothing has landed: at a reset, under the copier's lock
     int32_t visibility          # atomic
     uint64_t writer             # the ticket in flight that writes it, or 0
-    uint64_t readers[READER_WORDS]  # the slots of the tickets in flight that read it
+    uint64_t readers[TICKET_WORDS]  # the slots of the tickets in flight that read it
 
 
 # A state with empty places, for the caller to fill; NULL without memory.

@@ -1,12 +1,12 @@
-"""Submit: a request becomes copies on lanes, and a ticket."""
+"""Submit: a request becomes a ticket, and copies on lanes: at once by the caller, or fed by the worker."""
 
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int64_t, uint32_t
 
 from strata_copy.abi cimport Error, Request, Ticket
 from strata_copy.cudart cimport Guard
-from strata_copy.lanes cimport MAX_DEVICES, CopierData, DeviceLanes, Lane, Slot
+from strata_copy.lanes cimport CopierData, Slot
 from strata_copy.lineage cimport Known
-from strata_copy.plan cimport ROUTES, Emission, PlanData
+from strata_copy.plan cimport PlanData
 
 
 # One submit under way. It lives on the caller's stack, under the copier's lock.
@@ -17,15 +17,10 @@ cdef struct Submission:
     Slot *slot
     Guard guard
     Error *error
-    DeviceLanes *device         # where the extents that are being emitted go
-    Lane *lane
-    Emission emission
-    Lane *lanes[MAX_DEVICES][ROUTES]    # those that took bytes since the latest events
-    int64_t unmarked            # bytes since then
-    int32_t first_unmarked      # the first layer without events
-    int32_t recorded            # events so far
+    int64_t bytes, chunks, calls    # that move; `chunks` of the busiest device
+    uint32_t devices            # those that something moves on, as bits
     Known known                 # what the lineages let it leave out
-    bint started                # the first copy call was made: from here on the target may differ
+    bint behind_fed             # it comes behind a ticket that is not queued to its end
 
 
 # Ties a new plan to the copier, which will carry it: OK, or REFUSED where that is closed or has not what the plan needs.

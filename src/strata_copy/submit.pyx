@@ -1,37 +1,37 @@
-"""The way of a copy: every check, then layer by layer onto the lanes, then the word that tells the end.
+"""The way of a copy: every check, then a ticket, then the copies, queued here or by the worker.
 
-Reads top down. What is looked at first is checks.pyx, extents come from plan.pyx, chunks and streams are lanes.pyx, what happens
-afterwards is tickets.pyx.
+Reads top down. What is looked at first is checks.pyx, extents come from plan.pyx, what is queued in which order is courses.pyx, onto
+which streams lanes.pyx, the worker's turn worker.pyx, and what happens afterwards tickets.pyx.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from strata_copy.abi cimport (
-    AGAIN, FAILED, OK, POISONED, REASON_CAPACITY, REASON_PLACE, REFUSED, WAIT_EVENT, WAIT_STREAM, Error, Request, Ticket, Wait,
+    AGAIN, FEED, OK, POISONED, QUEUE_ALL, REASON_CAPACITY, REASON_HOOK, REASON_PLACE, REFUSED, WAIT_STREAM, Error, Request, Ticket, Wait,
 )
-from strata_copy.atomics cimport add_i32, add_i64, load_i32, store_i32, store_u64
+from strata_copy.atomics cimport add_i32, add_i64, load_i32, store_i32, store_i64, store_u64
 from strata_copy.checks cimport check_devices, check_open, check_plan_now, check_waits, uses_device
-from strata_copy.cudart cimport (
-    clear, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, guard_enter, guard_leave, outcome, rt,
-)
+from strata_copy.copier cimport copier_reserve, the_tables
+from strata_copy.courses cimport Course, course_begin, course_go, in_hook
+from strata_copy.cudart cimport clear, cudaEvent_t, guard_enter, guard_leave, outcome
 from strata_copy.images cimport image_written
 from strata_copy.kinship cimport handed_on
 from strata_copy.lanes cimport (
-    CELLS, HOST_LANE, IN_LANE, LANES, LOCAL_LANES, OUT_LANE, CopierData, DeviceLanes, Lane, Slot, copier_reserve, device_drain,
-    device_index, lane_copy, lane_stream, now, pthread_mutex_lock, pthread_mutex_unlock, the_tables,
+    CELLS, Budget, CopierData, DeviceLanes, Slot, device_index, now, pthread_mutex_lock, pthread_mutex_unlock, record,
 )
 from strata_copy.layout cimport LayoutData
-from strata_copy.plan cimport (
-    ROUTE_IN, ROUTE_LOCAL, ROUTE_OUT, ROUTES, Bundle, Emission, Extent, PlanData, Units, emit_bundle, emit_end, emit_part,
-    emit_unmoved, moves_early, plan_hold, units_to_move,
-)
-from strata_copy.tickets cimport QUEUING, end_badly, sweep
+from strata_copy.plan cimport MAX_DEVICES, ROUTE_LOCAL, ROUTE_RING, PlanData, Units, note_early, plan_hold, units_to_move
+from strata_copy.states cimport TICKET_WORDS, StateData
+from strata_copy.tickets cimport QUEUING, give_up, queued_to_end, sweep
+from strata_copy.worker cimport Job, feed, take_job, worker_reserve
 
 cdef uint64_t generations = 0       # of tickets, under the copier's lock; goes on from copier to copier
+cdef Course courses[MAX_DEVICES]    # of the submit that is under way, under the lock
 
 cdef enum:
-    SHARED_BYTES = 8 << 20      # layers share events up to here: 0.15 ms of PCIe
+    CALLS_IN_FLIGHT = 512   # copies that callers may have queued: a stream takes about 1,020 entries, then it holds its caller
+    CALLS_OF_A_CHUNK = 64
 
 
 cdef int submit_plan(PlanData *plan, const Request *request, Ticket *ticket, Error *error) noexcept nogil:
@@ -41,6 +41,8 @@ cdef int submit_plan(PlanData *plan, const Request *request, Ticket *ticket, Err
     memset(&s, 0, sizeof(s))
     s.copier, s.plan, s.request, s.error = the_tables(), plan, request, error
     ticket.v = 0
+    if in_hook():
+        return outcome(error, REFUSED, REASON_HOOK, "submit was called by a hook, which may only enqueue on its stream")
     pthread_mutex_lock(&s.copier.lock)
     status = check_open(s.copier, plan.copier, error)
     if status == OK:
@@ -57,30 +59,44 @@ cdef int submit_plan(PlanData *plan, const Request *request, Ticket *ticket, Err
 
 
 cdef int submit_locked(Submission *s, Ticket *ticket) noexcept nogil:
-    cdef int64_t started = now(), bytes = 0
+    cdef int64_t started = now()
+    cdef Job *job = NULL
     cdef int status
     sweep(s.copier)
     status = check_plan_now(s)
     if status == OK:
-        status = units_to_move(s.plan, s.request, s.copier.units, &bytes, &s.known, s.error)
+        status = units_to_move(s.plan, s.request, s.copier.units, &s.bytes, &s.known, s.error)
     if status == OK:
         status = check_waits(s)
+    if status == OK:
+        status = measure(s)
     if status != OK:
         return status
-    s.slot = take_slot(s, bytes, started)
+    s.behind_fed = comes_behind_fed(s)
+    if is_fed(s):
+        job = take_job(s.copier)
+        if job == NULL or s.request.flags & QUEUE_ALL:
+            return AGAIN
+    s.slot = take_slot(s, started)
     if s.slot == NULL:
         return AGAIN
     ticket.v = s.slot.ticket        # from now on other threads may wait for layers
-    status = queue(s) if bytes > 0 else queue_nothing(s)
+    status = record_gates(s)
+    if status == OK:
+        status = queue_all(s) if job == NULL else feed(job, s)
     if status != OK:
         ticket.v = 0
-        return give_up(s, status)
+        status = give_up(s.copier, s.slot, status, &s.guard, s.error)
+        store_i32(&s.slot.released, 1)      # nobody was given the ticket
+        sweep(s.copier)
+        return status
+    publish(s)
     handed_on(&s.known, s.plan, s.request)
     if s.plan.target.image != NULL:
         image_written(s.plan.target, s.request)
     s.slot.submitted = now()
-    store_i32(&s.slot.layers_queued, s.slot.n_layers + 1)
-    store_i32(&s.slot.status, AGAIN)
+    if job == NULL:
+        store_i32(&s.slot.status, AGAIN)
     return OK
 
 
@@ -92,13 +108,77 @@ cdef void poison_devices(Submission *s) noexcept nogil:
             store_i32(&s.copier.devices[d].poisoned, s.error.cuda_code)
 
 
+# ---- who queues it
+
+cdef int measure(Submission *s) noexcept nogil:
+    """What moves on which device, in copies and in chunks."""
+    cdef const LayoutData *layout = s.plan.target.layout
+    cdef int64_t bytes[MAX_DEVICES]
+    cdef int64_t calls[MAX_DEVICES]
+    cdef const Units *units
+    cdef int64_t size
+    cdef int32_t i, d
+    for d in range(s.copier.n_devices):
+        bytes[d] = calls[d] = 0
+    for i in range(layout.n_parts):
+        units = &s.copier.units[i]
+        d = s.plan.parts[i].device_number
+        if s.request.hook != NULL:          # which is told of every device of the plan
+            s.devices |= <uint32_t>1 << d
+        if units.first == units.end:
+            continue
+        s.devices |= <uint32_t>1 << d
+        size = (units.end - units.first) * layout.parts[i].growth.unit_bytes * layout.parts[i].rep
+        calls[d] += layout.parts[i].rep if layout.parts[i].rep > 1 else 1
+        if s.plan.parts[i].route != ROUTE_LOCAL:
+            bytes[d] += size
+            calls[d] += size // s.copier.chunk
+            if s.plan.parts[i].route == ROUTE_RING:
+                calls[d] += 2 * size // s.copier.devices[d].ring.slot_bytes
+    for d in range(s.copier.n_devices):
+        s.calls += calls[d]
+        s.chunks = max(s.chunks, bytes[d] // s.copier.chunk, calls[d] // CALLS_OF_A_CHUNK)
+    if s.devices == 0:          # a copy without bytes stands in line on one device
+        s.devices = <uint32_t>1 << s.plan.parts[0].device_number
+    if s.request.hook != NULL and s.plan.n_events + layout.n_layers > s.copier.layer_events:
+        s.error.wanted, s.error.found = s.plan.n_events + layout.n_layers, s.copier.layer_events
+        return outcome(s.error, REFUSED, REASON_CAPACITY, "%ld layer events are needed with a hook; the copier was opened with "
+                       "layer_events=%ld", s.error.wanted, s.error.found)
+    return OK
+
+
+cdef bint is_fed(const Submission *s) noexcept nogil:
+    """Whether the worker queues the ticket: where it is long, of low priority or shall keep its distance, where the lanes hold much
+    already, and behind a ticket that is not queued to its end."""
+    if s.behind_fed or s.request.flags & FEED:
+        return True
+    if s.request.flags & QUEUE_ALL:
+        return False
+    return (s.request.priority < 0 or s.request.bytes_ahead > 0 or s.chunks > s.copier.window
+            or s.copier.calls_in_flight + s.calls > CALLS_IN_FLIGHT)
+
+
+cdef bint comes_behind_fed(const Submission *s) noexcept nogil:
+    cdef const StateData *target = s.plan.target
+    cdef int32_t i
+    if not queued_to_end(s.copier, target.writer):
+        return True
+    for i in range(s.plan.n_sources):
+        if not queued_to_end(s.copier, s.plan.sources[i].writer):
+            return True
+    for i in range(s.copier.n_slots):
+        if (target.readers[i >> 6] >> (i & 63)) & 1 and not queued_to_end(s.copier, s.copier.slots[i].ticket):
+            return True
+    return False
+
+
 # ---- the slot
 
-cdef Slot *take_slot(Submission *s, int64_t bytes, int64_t started) noexcept nogil:
+cdef Slot *take_slot(Submission *s, int64_t started) noexcept nogil:
     """A free slot with source and target held, or NULL."""
     global generations
     cdef Slot *slot
-    cdef int32_t i, d
+    cdef int32_t i, d, n_layers = s.plan.target.layout.n_layers
     for i in range(s.copier.n_slots):
         slot = &s.copier.slots[i]
         if slot.ticket == 0 and load_i32(&slot.pins) == 0:
@@ -109,17 +189,23 @@ cdef Slot *take_slot(Submission *s, int64_t bytes, int64_t started) noexcept nog
     slot.plan = s.plan
     plan_hold(s.plan)
     clear(&slot.error)
-    slot.n_layers = s.plan.target.layout.n_layers
-    memset(slot.first_event, 0, slot.n_layers * sizeof(int32_t))
-    memset(slot.end_event, 0, slot.n_layers * sizeof(int32_t))
-    slot.bundle_events = 0
-    slot.bytes, slot.started, slot.submitted, slot.ended, slot.asked = bytes, started, started, started, 0
-    slot.released = slot.reported = slot.layers_queued = 0
+    slot.n_layers = n_layers
+    slot.bytes, slot.started, slot.submitted, slot.ended, slot.asked = s.bytes, started, started, started, 0
+    slot.released = slot.reported = slot.layers_queued = slot.verdict = 0
+    slot.touched = slot.counted = slot.fed = False
+    slot.calls, slot.queued_bytes = 0, 0
+    store_i64(&slot.landed, 0)
     slot.uses += 1
     slot.word = 1 + slot.uses % CELLS
     for d in range(s.copier.n_devices):
-        slot.taken[d] = -1
+        slot.devices[d].used = (s.devices >> d) & 1
+        slot.devices[d].taken = slot.devices[d].queued = 0
+        if slot.devices[d].used:
+            memset(slot.devices[d].bundle_lane, -1, sizeof(slot.devices[d].bundle_lane))
+            memset(slot.devices[d].first_event, 0, n_layers * sizeof(int32_t))
+            memset(slot.devices[d].end_event, 0, n_layers * sizeof(int32_t))
         store_u64(&slot.words[d], 0)
+    depend(s, slot)
     slot.holding = 1
     add_i32(&s.plan.target.holds, 1)
     for d in range(s.plan.n_sources):
@@ -129,357 +215,21 @@ cdef Slot *take_slot(Submission *s, int64_t bytes, int64_t started) noexcept nog
     return slot
 
 
-cdef int give_up(Submission *s, int status) noexcept nogil:
-    """After a failed call. Before the first copy nothing was written, and what the lanes wait for does no harm: REFUSED. Later: every
-    lane that was used is quiet before anyone is told."""
-    cdef Error draining
-    cdef int32_t d
-    if status == POISONED:
-        store_i32(&s.device.poisoned, s.error.cuda_code)
-    for d in range(s.copier.n_devices):
-        if s.started and s.slot.taken[d] >= 0 and load_i32(&s.copier.devices[d].poisoned) == 0:
-            clear(&draining)
-            if device_drain(&s.copier.devices[d], &s.guard, &draining) != OK:
-                status = POISONED
-    if status != POISONED:
-        status = FAILED if s.started else REFUSED
-    s.error.status = status
-    if s.started:
-        end_badly(s.copier, s.slot, status, s.error)
-    else:
-        s.slot.error = s.error[0]
-        store_i32(&s.slot.status, status)
-    store_i32(&s.slot.released, 1)      # nobody was given the ticket
-    sweep(s.copier)
-    return status
-
-
-# ---- queueing
-
-cdef int queue(Submission *s) noexcept nogil:
-    """All layers, then the end. Every call's code is looked at; the first bad one ends it."""
-    cdef const LayoutData *layout = s.plan.target.layout
-    cdef int32_t layer, d
-    cdef int status
-    for d in range(s.copier.n_devices):
-        start_device(&s.copier.devices[d])
-    status = record_gates(s)
-    if status == OK:
-        status = queue_bundles(s)
-    if status != OK:
-        return status
-    for layer in range(layout.n_layers):
-        status = queue_layer(s, layer)
-        if status != OK:
-            s.error.layer = layer
-            return status
-    for d in range(s.copier.n_devices):
-        if s.slot.taken[d] >= 0:
-            status = queue_end(s, d)
-            if status != OK:
-                return status
-    publish(s)
-    return OK
-
-
-cdef int queue_nothing(Submission *s) noexcept nogil:
-    """A copy without bytes still stands behind what it waits for, and later copies of these states behind it."""
-    cdef int32_t d = device_index(s.copier, s.plan.parts[0].device)
-    cdef int status
-    s.device = &s.copier.devices[d]
-    start_device(s.device)
-    s.slot.taken[d] = 0
-    status = record_gates(s)
-    s.device = &s.copier.devices[d]
-    if status == OK:
-        status = wait_before(s, s.device.finish)
-    if status == OK:
-        status = queue_end(s, d)
-    if status == OK:
-        s.slot.recorded[0], s.slot.bundle_events = s.slot.done[d], 1
-        publish(s)
-    return status
-
-
-cdef void start_device(DeviceLanes *device) noexcept nogil:
-    cdef int32_t n
-    for n in range(LANES):
-        device.lanes[n].used = False
-        device.lanes[n].queued = 0
-
-
-cdef int record_gates(Submission *s) noexcept nogil:
-    """The streams that the request names, as they are now: lanes wait for an event behind what each has queued."""
-    cdef const Wait *wait
-    cdef uint32_t i
-    cdef int status = OK
-    for i in range(s.request.n_after):
-        wait = &s.request.after[i]
-        if wait.kind == WAIT_STREAM and status == OK:
-            s.device = &s.copier.devices[device_index(s.copier, wait.device)]
-            status = record(s, s.device.gates[i], wait.handle)
-    return status
-
-
-cdef int queue_bundles(Submission *s) noexcept nogil:
-    """The small parts that move together, before the first layer. Every lane waits for them when it is opened, so that each layer's
-    event stands for them too."""
-    cdef const Bundle *bundle
-    cdef int32_t b, d, n, route
-    cdef int status = OK
-    start_emission(s)
-    for b in range(s.plan.n_bundles):
-        bundle = &s.plan.bundles[b]
-        if bundle.count == 1 or s.copier.units[bundle.part].first == s.copier.units[bundle.part].end:
-            continue
-        status = go_to_lane(s, bundle.part)
-        if status == OK:
-            status = emit_bundle(&s.emission, s.plan, s.request, bundle, &s.copier.units[bundle.part])
-        if status != OK:
-            return status
-    status = emit_end(&s.emission)
-    if status == OK:
-        status = record_lanes(s)
-    for d in range(s.copier.n_devices if s.recorded > 1 else 0):    # lanes with bundles wait for one another's
-        for route in range(<int>ROUTES):
-            for n in range(s.recorded):
-                if s.lanes[d][route] != NULL and status == OK:
-                    status = wait_event(s, lane_stream(s.lanes[d][route]), s.slot.recorded[n])
-    s.slot.bundle_events = s.recorded
-    begin_marks(s, 0)
-    return status
-
-
-cdef int queue_layer(Submission *s, int32_t layer) noexcept nogil:
-    """All of a layer's bytes on a route go on one lane; behind them, on each lane, the event that wait_layer hands out."""
-    cdef const LayoutData *layout = s.plan.target.layout
-    cdef int32_t k, part
-    cdef int status = OK
-    if s.unmarked > 0 and s.unmarked + layer_bytes(s, layer) > SHARED_BYTES:
-        status = mark_layers(s, layer)
-        if status != OK:
-            return status
-    start_emission(s)
-    for k in range(layout.first[layer], layout.first[layer + 1]):
-        part = layout.order[k]
-        if s.copier.units[part].first == s.copier.units[part].end or moves_early(s.plan, part):
-            continue
-        status = go_to_lane(s, part)
-        if status == OK:
-            status = emit_part(&s.emission, s.plan, s.request, part, &s.copier.units[part])
-        if status != OK:
-            return status
-    status = emit_end(&s.emission)
-    if status != OK or shares_events(s, layer):
-        return status
-    return mark_layers(s, layer + 1)
-
-
-cdef int mark_layers(Submission *s, int32_t end) noexcept nogil:
-    """Events behind all layers before `end` that have none yet."""
-    cdef int32_t layer, first = s.recorded
-    cdef int status = record_lanes(s)
-    if status != OK:
-        return status
-    for layer in range(s.first_unmarked, end):
-        s.slot.first_event[layer], s.slot.end_event[layer] = first, s.recorded
-    begin_marks(s, end)
-    store_i32(&s.slot.layers_queued, end)
-    return OK
-
-
-cdef bint shares_events(const Submission *s, int32_t layer) noexcept nogil:
-    """Whether the next layer's events stand for this one too. On a lane over PCIe an event between two copies costs as much as 200 KB,
-    so layers of a few megabytes share them. Never the first layer, which somebody waits for, nor the last."""
-    cdef int32_t d, route
-    if s.unmarked == 0:
-        return s.recorded == 0      # an event that is not recorded yet orders nothing
-    if layer == 0 or layer == s.slot.n_layers - 1 or s.unmarked >= SHARED_BYTES:
-        return False
-    for d in range(s.copier.n_devices):
-        for route in range(<int>ROUTES):
-            if s.lanes[d][route] != NULL and not s.lanes[d][route].paired:
-                return False
-    return True
-
-
-cdef int64_t layer_bytes(const Submission *s, int32_t layer) noexcept nogil:
-    cdef const LayoutData *layout = s.plan.target.layout
-    cdef const Units *units
-    cdef int64_t bytes = 0
-    cdef int32_t k, part
-    for k in range(layout.first[layer], layout.first[layer + 1]):
-        part = layout.order[k]
-        units = &s.copier.units[part]
-        if not moves_early(s.plan, part):
-            bytes += (units.end - units.first) * layout.parts[part].growth.unit_bytes * layout.parts[part].rep
-    return bytes
-
-
-cdef void begin_marks(Submission *s, int32_t layer) noexcept nogil:
-    memset(s.lanes, 0, sizeof(s.lanes))
-    s.unmarked, s.first_unmarked = 0, layer
-
-
-cdef void start_emission(Submission *s) noexcept nogil:
-    s.emission.take, s.emission.sink, s.emission.pending.rows = take_extent, s, 0
-    s.lane = NULL
-
-
-cdef int go_to_lane(Submission *s, int32_t part) noexcept nogil:
-    """Makes the lane of a part's route the one that extents go to: the one that this layer took already, or the one to take now."""
-    cdef int32_t route = s.plan.parts[part].route
-    cdef int32_t d = device_index(s.copier, s.plan.parts[part].device)
-    cdef Lane *lane = s.lanes[d][route]
-    cdef int status = OK
-    if lane == NULL:
-        lane = s.lanes[d][route] = choose_lane(&s.copier.devices[d], route)
-    if lane != s.lane:
-        status = emit_end(&s.emission)      # the pending extent belongs to the lane before
-        s.lane, s.device = lane, &s.copier.devices[d]
-    if status == OK and not lane.used:
-        status = open_lane(s, d)
-    return status
-
-
-cdef int record_lanes(Submission *s) noexcept nogil:
-    """An event behind what was queued on each lane since the latest events."""
-    cdef int32_t d, route
-    cdef int status = OK
-    for d in range(s.copier.n_devices):
-        for route in range(<int>ROUTES):
-            if s.lanes[d][route] != NULL and status == OK:
-                status = record_lane(s, d, s.lanes[d][route])
-    return status
-
-
-cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
-    cdef Submission *s = <Submission *>sink
-    if not s.started:
-        s.started = True
-        add_i64(<int64_t *>&s.plan.target.generation, 1)
-    s.error.part = s.emission.part
-    s.unmarked += extent.width * extent.rows
-    return lane_copy(s.copier, s.device, s.lane, extent, &s.guard, s.error)
-
-
-cdef Lane *choose_lane(DeviceLanes *device, int32_t route) noexcept nogil:
-    """Of the local lanes the one with the fewest bytes of this ticket: dealt in turn, the layers with K/V would meet on one."""
-    cdef Lane *best = &device.lanes[0]
-    cdef int32_t n
-    if route != ROUTE_LOCAL:
-        return &device.lanes[OUT_LANE if route == ROUTE_OUT else IN_LANE if route == ROUTE_IN else HOST_LANE]
-    for n in range(1, LOCAL_LANES):
-        if device.lanes[n].queued < best.queued:
-            best = &device.lanes[n]
-    return best
-
-
-cdef int open_lane(Submission *s, int32_t d) noexcept nogil:
-    """Before a lane's first copy of this ticket."""
-    cdef int32_t n
-    cdef int status
-    if s.slot.taken[d] < 0:
-        s.slot.taken[d] = 0
-    s.lane.used = True
-    status = wait_before(s, lane_stream(s.lane))
-    for n in range(s.slot.bundle_events):
-        if status == OK:
-            status = wait_event(s, lane_stream(s.lane), s.slot.recorded[n])
-    return status
-
-
-cdef int wait_before(Submission *s, cudaStream_t stream) noexcept nogil:
-    """The stream waits for whatever wrote the source and whatever still reads or writes the target: what the request names, and our own
-    earlier tickets on these states."""
-    cdef const Wait *wait
-    cdef cudaEvent_t event
-    cdef uint32_t i
-    cdef int32_t n
-    cdef int status = OK
-    for i in range(s.request.n_after):
-        wait = &s.request.after[i]
-        event = wait.handle if wait.kind == WAIT_EVENT else s.copier.devices[device_index(s.copier, wait.device)].gates[i]
-        status = wait_event(s, stream, event)
-        if status != OK:
-            return status
-    for n in range(s.plan.n_sources):
-        status = wait_ticket(s, stream, s.plan.sources[n].writer)
-        if status != OK:
-            return status
-    status = wait_ticket(s, stream, s.plan.target.writer)
-    for n in range(s.copier.n_slots):
-        if status == OK and (s.plan.target.readers[n >> 6] >> (n & 63)) & 1:
-            status = wait_ticket(s, stream, s.copier.slots[n].ticket)
-    return status
-
-
-cdef int wait_ticket(Submission *s, cudaStream_t stream, uint64_t ticket) noexcept nogil:
-    """Behind an earlier ticket of ours, on all its devices. A state's writer and readers are in flight or just ended: `sweep` takes
-    them off the state before their slots are used again."""
-    cdef Slot *slot
-    cdef int32_t d
-    cdef int status
-    if ticket == 0:
-        return OK
-    slot = &s.copier.slots[ticket & 255]
-    for d in range(s.copier.n_devices):
-        if slot.ticket == ticket and slot.taken[d] >= 0:
-            status = wait_event(s, stream, slot.done[d])
-            if status != OK:
-                return status
-    return OK
-
-
-cdef int record_lane(Submission *s, int32_t d, Lane *lane) noexcept nogil:
-    cdef cudaEvent_t event = s.slot.events[d * s.copier.layer_events + s.slot.taken[d]]
-    cdef int status
-    s.device = &s.copier.devices[d]
-    status = record(s, event, lane_stream(lane))
-    if status == OK:
-        s.slot.taken[d] += 1
-        s.slot.recorded[s.recorded] = lane.last = event
-        s.recorded += 1
-    return status
-
-
-cdef int queue_end(Submission *s, int32_t d) noexcept nogil:
-    """Joins the lanes on the finish stream: the event behind everything, and behind it the word that tells the end."""
-    cdef DeviceLanes *device = &s.copier.devices[d]
-    cdef int32_t n
-    cdef int code
-    cdef int status = OK
-    s.device = device
-    for n in range(LANES):
-        if status == OK and device.lanes[n].used:
-            status = wait_event(s, device.finish, device.lanes[n].last)
-    if status == OK:
-        show_unmoved(s, d)
-        status = record(s, s.slot.done[d], device.finish)
-    if status != OK:
-        return status
-    code = rt.cudaMemcpyAsync(&s.slot.words[d], &device.cells[s.slot.word - 1], sizeof(uint64_t), cudaMemcpyDefault, device.finish)
-    if code != 0:
-        return cuda_failed(FAILED, code, "cudaMemcpyAsync", device.device, &s.guard, s.error)
-    return OK
-
-
-cdef void show_unmoved(Submission *s, int32_t d) noexcept nogil:
-    """Shows a runtime that judges what the lineages let the copy leave out."""
-    cdef Emission emission
+cdef void depend(const Submission *s, Slot *slot) noexcept nogil:
+    """The tickets that it comes behind: writers of its sources and of its target, readers of its target. They are in flight or just
+    ended: `sweep` takes them off the states before their slots are used again."""
+    cdef const StateData *target = s.plan.target
     cdef int32_t i
-    if rt.unchanged == NULL or s.request.begin != NULL:
-        return
-    emission.take, emission.sink, emission.pending.rows = show_extent, s.copier.devices[d].finish, 0
-    for i in range(s.plan.target.layout.n_parts):
-        if device_index(s.copier, s.plan.parts[i].device) == d:
-            emit_unmoved(&emission, s.plan, s.request, i, &s.copier.units[i])
-    emit_end(&emission)
+    for i in range(TICKET_WORDS):
+        slot.depends[i] = target.readers[i]
+    add_slot(slot, target.writer)
+    for i in range(s.plan.n_sources):
+        add_slot(slot, s.plan.sources[i].writer)
 
 
-cdef int show_extent(void *sink, const Extent *e) noexcept nogil:
-    rt.unchanged(e.target, e.target_pitch, e.source, e.source_pitch, e.width, e.rows, sink)
-    return OK
+cdef inline void add_slot(Slot *slot, uint64_t ticket) noexcept nogil:
+    if ticket != 0:
+        slot.depends[(ticket & 255) >> 6] |= <uint64_t>1 << (ticket & 63)
 
 
 cdef void publish(Submission *s) noexcept nogil:
@@ -491,17 +241,43 @@ cdef void publish(Submission *s) noexcept nogil:
         s.plan.sources[n].readers[index >> 6] |= <uint64_t>1 << (index & 63)
 
 
-cdef int record(Submission *s, cudaEvent_t event, cudaStream_t stream) noexcept nogil:
-    cdef int code = rt.cudaEventRecord(event, stream)
-    if code != 0:
-        return cuda_failed(FAILED, code, "cudaEventRecord", s.device.device, &s.guard, s.error)
-    return OK
+# ---- queueing
+
+cdef int record_gates(Submission *s) noexcept nogil:
+    """The streams that the request names, as they are now: lanes wait for an event behind what each has queued."""
+    cdef const Wait *wait
+    cdef DeviceLanes *device
+    cdef uint32_t i
+    cdef int status = OK
+    for i in range(s.request.n_after):
+        wait = &s.request.after[i]
+        if wait.kind == WAIT_STREAM and status == OK:
+            device = &s.copier.devices[device_index(s.copier, wait.device)]
+            status = record(device, device.gates[i], wait.handle, &s.guard, s.error)
+    return status
 
 
-cdef int wait_event(Submission *s, cudaStream_t stream, cudaEvent_t event) noexcept nogil:
-    cdef int code = rt.cudaStreamWaitEvent(stream, event, 0)
-    if code != 0:
-        return cuda_failed(FAILED, code, "cudaStreamWaitEvent", s.device.device, &s.guard, s.error)
+cdef int queue_all(Submission *s) noexcept nogil:
+    """Everything on every device, a layer of each in turn where they are several. Every call's code is looked at; the first bad one
+    ends it."""
+    cdef int32_t n = 0, d, left
+    cdef Budget budget
+    cdef int status = OK
+    for d in range(s.copier.n_devices):
+        if s.slot.devices[d].used:
+            course_begin(&courses[n], s.copier, s.slot, d, s.request, s.copier.units, NULL)
+            n += 1
+    left = n
+    while left > 0:
+        for d in range(n):
+            if status == OK and not courses[d].ended:
+                budget.bytes, budget.calls, budget.layers = <int64_t>1 << 62, 1 << 30, 1 << 30 if n == 1 else 1
+                status = course_go(&courses[d], &budget, False, &s.guard, s.error)
+                left -= courses[d].ended
+        if status != OK:
+            return status
+    s.slot.calls = <int32_t>s.calls
+    s.copier.calls_in_flight += s.slot.calls
     return OK
 
 
@@ -522,6 +298,7 @@ cdef int adopt_locked(CopierData *copier, PlanData *plan, Error *error) noexcept
     """What a plan needs of the copier that will carry it."""
     cdef const LayoutData *layout = plan.target.layout
     cdef int32_t i
+    cdef int status
     if plan.n_events > copier.layer_events:
         error.wanted, error.found = plan.n_events, copier.layer_events
         return outcome(error, REFUSED, REASON_CAPACITY, "%d layer events are needed; the copier was opened with layer_events=%d",
@@ -529,9 +306,17 @@ cdef int adopt_locked(CopierData *copier, PlanData *plan, Error *error) noexcept
     for i in range(layout.n_parts):
         if plan.parts[i].device == -1:
             plan.parts[i].device = copier.devices[0].device
-        if device_index(copier, plan.parts[i].device) < 0:
+        plan.parts[i].device_number = device_index(copier, plan.parts[i].device)
+        if plan.parts[i].device_number < 0:
             error.part, error.layer, error.device = i, layout.parts[i].layer, plan.parts[i].device
             return outcome(error, REFUSED, REASON_PLACE, "part '%s' of layer %d is on device %d, which the copier has not open",
                            layout.parts[i].name, layout.parts[i].layer, plan.parts[i].device)
+        if plan.parts[i].route == ROUTE_RING and copier.devices[plan.parts[i].device_number].ring.slots == 0:
+            error.part, error.layer, error.device = i, layout.parts[i].layer, plan.parts[i].device
+            return outcome(error, REFUSED, REASON_CAPACITY, "part '%s' of layer %d goes from pinned to pinned memory, through a ring on "
+                           "device %d; the copier was opened with device_memory=0", layout.parts[i].name, layout.parts[i].layer,
+                           plan.parts[i].device)
+    note_early(plan)
     plan.copier = copier.number
-    return copier_reserve(copier, layout.n_parts, error)
+    status = copier_reserve(copier, layout.n_parts, error)
+    return status if status != OK else worker_reserve(layout.n_parts, error)

@@ -13,8 +13,8 @@ from strata_copy.lanes cimport CopierData, Slot
 from strata_copy.states cimport StateData
 
 cdef enum:
-    QUEUING = 2         # a slot's status while submit fills it, and while a thread ends it badly; AGAIN for everybody else
-    ENDING = 3
+    QUEUING = 2         # a slot's status until everything is queued, by submit or by the worker; AGAIN for everybody else
+    ENDING = 3          # while a thread ends it badly; likewise
 
 
 cdef Slot *pin(Ticket ticket) noexcept nogil
@@ -26,6 +26,21 @@ cdef int slot_status(CopierData *copier, Slot *slot) noexcept nogil
 cdef void sweep(CopierData *copier) noexcept nogil
 # Under the lock: ends a ticket that is QUEUING or ENDING badly, and with it all that wait to read its target. Its devices are drained.
 cdef void end_badly(CopierData *copier, Slot *slot, int status, const Error *error) noexcept nogil
+# Under the lock: drains the devices of a ticket in whose queueing a call has failed, and ends it. Returns how.
+cdef int give_up(CopierData *copier, Slot *slot, int status, const Guard *guard, Error *error) noexcept nogil
+# Under the lock: nothing more is queued for a ticket that is QUEUING, which ends so once what is queued has landed; and all that wait to
+# read its target fail.
+cdef void cut_short(CopierData *copier, Slot *slot, int status, const Error *error) noexcept nogil
+# Under the lock: whether everything of a ticket is queued, or it has ended.
+cdef bint queued_to_end(CopierData *copier, uint64_t ticket) noexcept nogil
+# A ticket has got further: for those that wait for that.
+cdef void tell_news() noexcept nogil
+# REFUSED: the library is called from a hook.
+cdef int of_hook(const char *call, Error *error) noexcept nogil
+# Sleeps a little; and lets a runtime that decides itself when things run do so: whether it did.
+cdef void nap() noexcept nogil
+cdef bint ran_something() noexcept nogil
+cdef int no_ticket(Ticket ticket, Error *error) noexcept nogil
 
 cdef int ticket_wait_layer(Ticket ticket, int32_t layer, void *stream, int64_t timeout_ns, Error *error) noexcept nogil
 cdef int ticket_wait_done(Ticket ticket, void *stream, int64_t timeout_ns, Error *error) noexcept nogil
@@ -41,7 +56,7 @@ cdef int state_users(StateData *state) noexcept nogil
 # OK, or REFUSED where there are some.
 cdef int reset_state(StateData *state, Error *error) noexcept nogil
 # Lets no more submits in and holds the caller until no ticket is in flight: before the copier closes.
-cdef void end_all(CopierData *copier, Error *error) noexcept nogil
+cdef void end_all(CopierData *copier) noexcept nogil
 # Frees every slot, released or not, once no thread looks at it any more: the last thing before the copier closes.
 cdef void free_all(CopierData *copier) noexcept nogil
 

@@ -1,22 +1,28 @@
 """Tickets. Declared, with what a ticket is, in tickets.pxd."""
 
-from libc.stdint cimport INT32_MIN, int32_t, int64_t, uint64_t
-from posix.time cimport nanosleep, timespec
+from libc.stdint cimport INT32_MIN, int32_t, int64_t, uint32_t, uint64_t
+from posix.time cimport CLOCK_MONOTONIC, nanosleep, timespec
 
 from strata_copy.abi cimport (
-    AGAIN, FAILED, OK, POISONED, REASON_BUSY, REASON_CAPTURE, REASON_CUDA, REASON_MARK, REASON_STREAM, REASON_TICKET, REFUSED,
-    Error, Progress, Ticket,
+    AGAIN, CANCELLED, FAILED, OK, POISONED, REASON_BUSY, REASON_CAPTURE, REASON_CUDA, REASON_HOOK, REASON_MARK, REASON_STREAM,
+    REASON_TICKET, REFUSED, Error, Progress, Ticket,
 )
-from strata_copy.atomics cimport add_i32, add_i64, load_i32, load_u64, store_i32, store_u64, swap_i32
+from strata_copy.atomics cimport add_i32, add_i64, load_i32, load_i64, load_u64, store_i32, store_u64, swap_i32
+from strata_copy.copier cimport the_tables
+from strata_copy.courses cimport bundles_of_layer, in_hook
 from strata_copy.cudart cimport (
     Guard, clear, cudaErrorNotReady, cudaStreamCaptureStatus, cudaStreamCaptureStatusNone, cuda_failed,
     guard_enter, guard_leave, observed, outcome, published, rt,
 )
-from strata_copy.lanes cimport CLOSING, CopierData, DeviceLanes, Slot, cudaEvent_t, device_drain, now, the_tables
-from strata_copy.lanes cimport pthread_mutex_lock, pthread_mutex_unlock
+from strata_copy.lanes cimport (
+    CLOSING, LANES, CopierData, DeviceLanes, Slot, SlotDevice, cudaEvent_t, device_drain, now, poison_all, pthread_cond_broadcast, pthread_cond_t,
+    pthread_cond_timedwait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t, pthread_cond_init,
+    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock,
+)
 from strata_copy.lineage cimport lineage_reset
 from strata_copy.plan cimport PlanData, plan_drop
 from strata_copy.states cimport StateData
+from strata_copy.worker cimport worker_finish
 
 
 cdef extern from "sched.h" nogil:
@@ -25,6 +31,16 @@ cdef extern from "sched.h" nogil:
 cdef enum:
     NAP_NS = 20000          # between two looks at a word
     AWAKE_NS = 2000000      # how long sync looks without napping
+
+# What wait_queued sleeps on: `waiting` counts the threads that do, so that telling nobody costs a load.
+cdef pthread_mutex_t news_lock
+cdef pthread_cond_t news
+cdef int32_t waiting = 0
+cdef pthread_condattr_t monotonic
+pthread_condattr_init(&monotonic)
+pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC)
+pthread_mutex_init(&news_lock, NULL)
+pthread_cond_init(&news, &monotonic)
 
 
 cdef Slot *pin(Ticket ticket) noexcept nogil:
@@ -43,35 +59,30 @@ cdef void unpin(Slot *slot) noexcept nogil:
 
 cdef int ticket_wait_layer(Ticket ticket, int32_t layer, void *stream, int64_t timeout_ns, Error *error) noexcept nogil:
     cdef Slot *slot = pin(ticket)
-    cdef int32_t begin, end
     cdef int status
     if slot == NULL:
         return no_ticket(ticket, error)
-    if not 0 <= layer < slot.n_layers:
+    if in_hook():
+        status = of_hook("wait_layer", error)
+    elif not 0 <= layer < slot.n_layers:
         error.wanted, error.found = layer, slot.n_layers
         status = outcome(error, REFUSED, REASON_MARK, "layer %d of a ticket with %d", layer, slot.n_layers)
     else:
         status = wait_queued(slot, layer + 1, timeout_ns, error)
     if status == OK:
-        begin, end = slot.first_event[layer], slot.end_event[layer]
-        if begin == end:        # it moved in bundles, or not at all: the first event is behind what the ticket waited for
-            begin, end = 0, max(1, slot.bundle_events)
-        status = wait_events(stream, &slot.recorded[begin], end - begin, error)
+        status = wait_layer_events(slot, layer, stream, error)
     unpin(slot)
     return status
 
 
 cdef int ticket_wait_done(Ticket ticket, void *stream, int64_t timeout_ns, Error *error) noexcept nogil:
     cdef Slot *slot = pin(ticket)
-    cdef CopierData *copier = the_tables()
-    cdef int32_t d
     cdef int status
     if slot == NULL:
         return no_ticket(ticket, error)
-    status = wait_queued(slot, slot.n_layers + 1, timeout_ns, error)
-    for d in range(copier.n_devices):
-        if status == OK and slot.taken[d] >= 0:
-            status = wait_events(stream, &slot.done[d], 1, error)
+    status = of_hook("wait_done", error) if in_hook() else wait_queued(slot, slot.n_layers + 1, timeout_ns, error)
+    if status == OK:
+        status = wait_end_events(slot, stream, error)
     unpin(slot)
     return status
 
@@ -83,7 +94,8 @@ cdef int ticket_poll(Ticket ticket, Progress *progress) noexcept nogil:
     progress.status = slot_status(the_tables(), slot)
     progress.layers_queued = min(load_i32(&slot.layers_queued), slot.n_layers)
     progress.bytes_total = slot.bytes
-    progress.bytes = slot.bytes if progress.status == OK else 0
+    progress.bytes = (slot.bytes if progress.status == OK else slot.queued_bytes if progress.status == CANCELLED else
+                      load_i64(&slot.landed))
     progress.ns_submit = slot.submitted - slot.started
     progress.ns_total = (now() if progress.status == AGAIN else slot.ended) - slot.started
     unpin(slot)
@@ -129,23 +141,34 @@ cdef int ticket_sync(Ticket ticket, int64_t timeout_ns, Error *error) noexcept n
     cdef CopierData *copier = the_tables()
     cdef Slot *slot = pin(ticket)
     cdef int64_t began = now(), at = began, ask_at = began
+    cdef int32_t restored
     cdef int status
     if slot == NULL:
         return no_ticket(ticket, error)
+    if in_hook():
+        unpin(slot)
+        return of_hook("sync", error)
     while True:
         status = slot_status(copier, slot)
         if status == AGAIN and at >= ask_at:
             status = ask(copier, slot, error)
+            if status == AGAIN and error.status == REFUSED:     # CUDA could not be asked
+                unpin(slot)
+                return REFUSED
             ask_at = at + NAP_NS
         at = now()
         if status != AGAIN or (timeout_ns >= 0 and at - began >= timeout_ns):
             break
+        if ran_something():
+            continue
         if at < began + AWAKE_NS:
             sched_yield()
         else:
             nap()
     if status < OK:
+        restored = error.restored
         error[0] = slot.error
+        error.restored = restored
     unpin(slot)
     return status
 
@@ -167,9 +190,9 @@ cdef int slot_status(CopierData *copier, Slot *slot) noexcept nogil:
         observed(&slot.status)
         return status
     for d in range(copier.n_devices):
-        if slot.taken[d] >= 0 and load_u64(&slot.words[d]) != slot.word:
+        if slot.devices[d].used and load_u64(&slot.words[d]) != slot.word:
             return AGAIN if load_i32(&copier.devices[d].poisoned) == 0 else end_poisoned(copier, slot, d)
-    return end_well(copier, slot)
+    return end_by_word(copier, slot)
 
 
 cdef void sweep(CopierData *copier) noexcept nogil:
@@ -193,27 +216,95 @@ cdef void sweep(CopierData *copier) noexcept nogil:
         published(copier)
 
 
+cdef int give_up(CopierData *copier, Slot *slot, int status, const Guard *guard, Error *error) noexcept nogil:
+    """After a failed call. Before the first copy nothing was written, and what the lanes wait for does no harm: REFUSED. Later: every
+    lane that was used is quiet before anyone is told."""
+    cdef Error draining
+    cdef int32_t d
+    for d in range(copier.n_devices):
+        if status == POISONED and slot.devices[d].used and (error.device < 0 or error.device == copier.devices[d].device):
+            store_i32(&copier.devices[d].poisoned, error.cuda_code)
+    for d in range(copier.n_devices):
+        # A fed ticket has later ones behind it, which come behind what it came behind: everything that they could meet is quiet.
+        if (slot.touched and slot.devices[d].used or slot.fed) and load_i32(&copier.devices[d].poisoned) == 0:
+            clear(&draining)
+            if device_drain(&copier.devices[d], guard, &draining) != OK:
+                status = POISONED
+    if status != POISONED:
+        status = FAILED if slot.touched else REFUSED
+    error.status = status
+    end_badly(copier, slot, status, error)
+    return status
+
+
 cdef void end_badly(CopierData *copier, Slot *slot, int status, const Error *error) noexcept nogil:
-    cdef Slot *reader
-    cdef int32_t i, s
     slot.error = error[0]
     slot.error.status = status
     slot.ended = now()
-    store_i32(&slot.plan.target.invalid, 1)
+    if slot.touched:
+        store_i32(&slot.plan.target.invalid, 1)
+    elif slot.fed:
+        disown(slot)
     published(&slot.status)
     store_i32(&slot.status, status)
+    tell_news()
+    end_readers(copier, slot, POISONED if status == POISONED else FAILED, error)
+
+
+cdef void disown(Slot *slot) noexcept nogil:
+    """A target that is as it was, though it counted as what a ticket would make of it: it claims nothing. Where later tickets write it,
+    which left out what this one would have brought, it is INVALID."""
+    cdef StateData *target = slot.plan.target
+    if target.writer != 0 and target.writer != slot.ticket:
+        store_i32(&target.invalid, 1)
+    lineage_reset(target.lineage)
+    if target.forget != NULL:
+        target.forget(target)
+
+
+cdef void cut_short(CopierData *copier, Slot *slot, int status, const Error *error) noexcept nogil:
+    slot.error = error[0]
+    slot.error.status = status
+    store_i32(&slot.verdict, status)
+    tell_news()
+    end_readers(copier, slot, FAILED, error)
+
+
+cdef void end_readers(CopierData *copier, Slot *slot, int status, const Error *error) noexcept nogil:
+    """Those in flight end at once: their devices were drained with this one's. Those that are being queued are cut short where they are,
+    and keep their place in line: later tickets come behind what they come behind."""
+    cdef Slot *reader
+    cdef int32_t i, s
     for i in range(copier.n_slots):
         reader = &copier.slots[i]
-        if (reader.ticket >> 8) <= (slot.ticket >> 8) or load_i32(&reader.status) != AGAIN:
-            continue        # free, or from before, or ended
+        if (reader.ticket >> 8) <= (slot.ticket >> 8):
+            continue        # free, or from before
         for s in range(reader.plan.n_sources):
-            if reader.plan.sources[s] == slot.plan.target and swap_i32(&reader.status, AGAIN, ENDING):
+            if reader.plan.sources[s] != slot.plan.target:
+                continue
+            if load_i32(&reader.status) == QUEUING and load_i32(&reader.verdict) == OK:
+                cut_short(copier, reader, status, error)
+            elif swap_i32(&reader.status, AGAIN, ENDING):
                 end_badly(copier, reader, status, error)
-                break
+            break
+
+
+cdef bint queued_to_end(CopierData *copier, uint64_t ticket) noexcept nogil:
+    cdef const Slot *slot = &copier.slots[ticket & 255]
+    return ticket == 0 or slot.ticket != ticket or load_i32(&slot.status) != QUEUING
+
+
+cdef void tell_news() noexcept nogil:
+    if load_i32(&waiting) > 0:
+        pthread_mutex_lock(&news_lock)
+        pthread_cond_broadcast(&news)
+        pthread_mutex_unlock(&news_lock)
 
 
 cdef int state_users(StateData *state) noexcept nogil:
     cdef CopierData *copier = the_tables()
+    if in_hook():       # which holds the lock
+        return load_i32(&state.holds)
     pthread_mutex_lock(&copier.lock)
     sweep(copier)
     pthread_mutex_unlock(&copier.lock)
@@ -223,6 +314,8 @@ cdef int state_users(StateData *state) noexcept nogil:
 cdef int reset_state(StateData *state, Error *error) noexcept nogil:
     cdef CopierData *copier = the_tables()
     cdef int status = OK
+    if in_hook():
+        return of_hook("reset", error)
     pthread_mutex_lock(&copier.lock)
     sweep(copier)
     if load_i32(&state.holds) != 0:
@@ -238,19 +331,24 @@ cdef int reset_state(StateData *state, Error *error) noexcept nogil:
     return status
 
 
-cdef void end_all(CopierData *copier, Error *error) noexcept nogil:
-    """The lanes are drained, so that the words are set: after this no ticket is in flight but on a dead device, of which error tells."""
+cdef void end_all(CopierData *copier) noexcept nogil:
+    """The lanes are drained, so that the words are set: after this no ticket is in flight but on a dead device, which the closing
+    tells."""
     cdef Guard guard
     cdef Error ignored
     cdef int32_t d
     clear(&ignored)
     pthread_mutex_lock(&copier.lock)
     store_i32(&copier.state, CLOSING)
-    guard_enter(&guard, &ignored)       # where it fails, draining still has to be done
-    for d in range(copier.n_devices):
+    pthread_mutex_unlock(&copier.lock)
+    worker_finish(copier)
+    pthread_mutex_lock(&copier.lock)
+    if guard_enter(&guard, &ignored) == POISONED:
+        poison_all(copier, ignored.cuda_code)
+    for d in range(copier.n_devices):           # also where the guard failed otherwise
         if load_i32(&copier.devices[d].poisoned) == 0:
-            device_drain(&copier.devices[d], &guard, error)
-    guard_leave(&guard, OK, error)
+            device_drain(&copier.devices[d], &guard, &ignored)
+    guard_leave(&guard, OK, &ignored)
     sweep(copier)
     pthread_mutex_unlock(&copier.lock)
 
@@ -293,57 +391,134 @@ cdef int no_ticket(Ticket ticket, Error *error) noexcept nogil:
                    <unsigned long long>ticket.v)
 
 
+cdef int of_hook(const char *call, Error *error) noexcept nogil:
+    return outcome(error, REFUSED, REASON_HOOK, "%s was called by a hook, which may only enqueue on its stream", call)
+
+
 cdef int wait_queued(Slot *slot, int32_t layers, int64_t timeout_ns, Error *error) noexcept nogil:
-    """Until so many layers are queued: another thread is inside the submit of this ticket. An event that is not recorded yet orders
-    nothing, so there is no way but to wait here, or to say AGAIN."""
-    cdef int64_t began = 0
+    """Until so many layers are queued: by another thread inside the submit of this ticket, or by the worker. An event that is not
+    recorded yet orders nothing, so there is no way but to wait here, or to say AGAIN."""
+    cdef int64_t began = now() if timeout_ns > 0 else 0
     cdef int status
-    while load_i32(&slot.layers_queued) < layers:
-        status = load_i32(&slot.status)
-        if status < OK:
-            break
-        if began == 0:
-            began = now()
-        if timeout_ns >= 0 and now() - began >= timeout_ns:
+    while load_i32(&slot.layers_queued) < layers and goes_on(slot):
+        if timeout_ns == 0 or (timeout_ns > 0 and now() - began >= timeout_ns):
             return AGAIN
-        nap()
+        if not ran_something():
+            wait_for_news(slot, layers, began + timeout_ns if timeout_ns > 0 else now() + 1000000000)
     status = load_i32(&slot.status)
+    if status >= OK:
+        status = load_i32(&slot.verdict)
     if status < OK:
         error[0] = slot.error
         return status
     return OK
 
 
-cdef int wait_events(void *stream, const cudaEvent_t *events, int32_t n, Error *error) noexcept nogil:
+cdef inline bint goes_on(const Slot *slot) noexcept nogil:
+    return load_i32(&slot.status) >= OK and load_i32(&slot.verdict) == OK
+
+
+cdef void wait_for_news(Slot *slot, int32_t layers, int64_t until) noexcept nogil:
+    """Sleeps until the ticket may have got further. `waiting` is raised before the look, and the look comes before the sleep under the
+    lock that telling takes: nothing that is told in between is missed."""
+    cdef timespec t
+    t.tv_sec, t.tv_nsec = until // 1000000000, until % 1000000000
+    pthread_mutex_lock(&news_lock)
+    add_i32(&waiting, 1)
+    if load_i32(&slot.layers_queued) < layers and goes_on(slot):
+        pthread_cond_timedwait(&news, &news_lock, &t)
+    add_i32(&waiting, -1)
+    pthread_mutex_unlock(&news_lock)
+
+
+cdef int wait_layer_events(Slot *slot, int32_t layer, void *stream, Error *error) noexcept nogil:
+    """On each device the layer's events, and those behind the bundles that parts of it moved in. A layer without either comes behind
+    the first event of the ticket, which is behind all that it waited for."""
+    cdef CopierData *copier = the_tables()
+    cdef const SlotDevice *share
+    cdef cudaEvent_t *events
     cdef Guard guard
-    cdef int32_t i
-    cdef int code
-    cdef int status = OK
+    cdef int32_t d, i, waits = 0
+    cdef uint32_t bundles
+    cdef int status
     guard.pending = rt.cudaPeekAtLastError()
     status = check_stream(stream, &guard, error)
-    for i in range(n):
-        if status == OK:
-            code = rt.cudaStreamWaitEvent(stream, events[i], 0)
-            if code != 0:
-                status = cuda_failed(REFUSED, code, "cudaStreamWaitEvent", -1, &guard, error)
+    for d in range(copier.n_devices):
+        share, events = &slot.devices[d], &slot.events[d * copier.layer_events]
+        if not share.used:
+            continue
+        bundles = bundles_of_layer(slot, d, layer)
+        for i in range(LANES):
+            if status == OK and (bundles >> i) & 1:
+                status = stream_waits(stream, events[share.bundle_event[i]], &guard, error)
+                waits += 1
+        for i in range(share.first_event[layer], share.end_event[layer]):
+            if status == OK:
+                status = stream_waits(stream, events[i], &guard, error)
+                waits += 1
+    for d in range(copier.n_devices):
+        share, events = &slot.devices[d], &slot.events[d * copier.layer_events]
+        if share.used and waits == 0 and status == OK:
+            status = stream_waits(stream, events[0] if share.taken > 0 else share.done, &guard, error)
+            waits += 1
+    if status == POISONED:
+        poison_devices(copier, slot, error.cuda_code)
     return status
 
 
-cdef inline void nap() noexcept nogil:
+cdef int wait_end_events(Slot *slot, void *stream, Error *error) noexcept nogil:
+    cdef CopierData *copier = the_tables()
+    cdef Guard guard
+    cdef int32_t d
+    cdef int status
+    guard.pending = rt.cudaPeekAtLastError()
+    status = check_stream(stream, &guard, error)
+    for d in range(copier.n_devices):
+        if status == OK and slot.devices[d].used:
+            status = stream_waits(stream, slot.devices[d].done, &guard, error)
+    if status == POISONED:
+        poison_devices(copier, slot, error.cuda_code)
+    return status
+
+
+cdef void poison_devices(CopierData *copier, const Slot *slot, int32_t code) noexcept nogil:
+    """A sticky code of a call that is about no device: it may be any of the ticket's."""
+    cdef int32_t d
+    for d in range(copier.n_devices):
+        if slot.devices[d].used and load_i32(&copier.devices[d].poisoned) == 0:
+            store_i32(&copier.devices[d].poisoned, code)
+
+
+cdef int stream_waits(void *stream, cudaEvent_t event, const Guard *guard, Error *error) noexcept nogil:
+    cdef int code = rt.cudaStreamWaitEvent(stream, event, 0)
+    if code != 0:
+        return cuda_failed(REFUSED, code, "cudaStreamWaitEvent", -1, guard, error)
+    return OK
+
+
+cdef void nap() noexcept nogil:
     cdef timespec t
     t.tv_sec, t.tv_nsec = 0, NAP_NS
     nanosleep(&t, NULL)
 
 
-cdef int end_well(CopierData *copier, Slot *slot) noexcept nogil:
-    """Any thread may be the first to see the end."""
+cdef bint ran_something() noexcept nogil:
+    """A runtime that decides itself when things run may do so now, where this thread has nothing to do but wait."""
+    return rt.idle != NULL and rt.idle()
+
+
+cdef int end_by_word(CopierData *copier, Slot *slot) noexcept nogil:
+    """Any thread may be the first to see the end: well, or where the copy was cut short."""
     cdef int32_t d
+    cdef int status = load_i32(&slot.verdict)
     for d in range(copier.n_devices):
-        if slot.taken[d] >= 0:
+        if slot.devices[d].used:
             observed(&slot.words[d])
+    if status != OK:
+        store_i32(&slot.plan.target.invalid, 1)
     published(&slot.status)
     slot.ended = now()
-    swap_i32(&slot.status, AGAIN, OK)
+    swap_i32(&slot.status, AGAIN, status)
     return load_i32(&slot.status)
 
 
@@ -375,21 +550,23 @@ cdef int ask(CopierData *copier, Slot *slot, Error *error) noexcept nogil:
     cdef int code, status
     if load_i32(&slot.status) != AGAIN:
         return slot_status(copier, slot)
-    if guard_enter(&guard, error) != OK:
-        return AGAIN
+    status = guard_enter(&guard, error)
+    if status != OK:        # CUDA was not asked: nothing is known of the ticket
+        if status == POISONED:
+            poison_devices(copier, slot, error.cuda_code)
+        return slot_status(copier, slot)
     slot.asked = now()
-    status = OK
     for d in range(copier.n_devices):
-        if slot.taken[d] < 0 or status != OK:
+        if not slot.devices[d].used or status != OK:
             continue
-        code = rt.cudaEventQuery(slot.done[d])
+        code = rt.cudaEventQuery(slot.devices[d].done)
         if code == cudaErrorNotReady:
             status = AGAIN
         elif code != 0:
             status = cuda_failed(FAILED, code, "cudaEventQuery", copier.devices[d].device, &guard, error)
             status = fail_in_flight(copier, slot, d, status, &guard, error)
     if status == OK:
-        status = end_well(copier, slot)
+        status = end_by_word(copier, slot)
     return guard_leave(&guard, status, error)
 
 
@@ -423,6 +600,7 @@ cdef void let_go(Slot *slot, int32_t index, int32_t holds) noexcept nogil:
     cdef PlanData *plan = slot.plan
     cdef int32_t s
     slot.holding = 0
+    the_tables().calls_in_flight -= slot.calls
     if plan.target.writer == slot.ticket:
         plan.target.writer = 0
     add_i32(&plan.target.holds, -holds)

@@ -2,7 +2,9 @@
 
 from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int32_t, int64_t, uint32_t, uint64_t
 
-from strata_copy.abi cimport CALLER_SYNCED, DEVICE, WAIT_EVENT, WAIT_STREAM, PartSpec, PlaceSpec, Wait, request_new
+from strata_copy.abi cimport (
+    CALLER_SYNCED, DEVICE, FEED, QUEUE_ALL, WAIT_EVENT, WAIT_STREAM, Hook, PartSpec, PlaceSpec, Wait, request_new,
+)
 from strata_copy.layout cimport MAX_MARKS, Layout
 
 from strata_copy.places import CALLER_SYNCED as CALLER_SYNCED_VALUE
@@ -33,7 +35,7 @@ cdef int64_t product(int64_t a, int64_t b) except -1:
     return whole("units * stride", <object>a * <object>b, 0, INT64_MAX)
 
 
-cdef int fill_request(RequestValues *values, Layout layout, upto, begin, after, groups, src_bank, dst_bank) except -1:
+cdef int fill_request(RequestValues *values, Layout layout, upto, after, begin, groups, src_bank, dst_bank) except -1:
     values.request = request_new(values.upto, fill_marks(layout, upto, values.upto))
     if begin is not None:
         if fill_marks(layout, begin, values.begin) != values.request.n_marks:
@@ -51,6 +53,19 @@ cdef int fill_request(RequestValues *values, Layout layout, upto, begin, after, 
     if dst_bank is not None:
         fill_banks(layout, dst_bank, values.dst_banks)
         values.request.dst_bank = values.dst_banks
+    return 0
+
+
+cdef int fill_way(RequestValues *values, src_generation, dst_generation, priority, bytes_ahead, feed, hook, hook_arg) except -1:
+    """What does not say which bytes move, but when and how."""
+    values.request.src_generation = whole("src_generation", src_generation, 0, (1 << 64) - 1)
+    values.request.dst_generation = whole("dst_generation", dst_generation, 0, (1 << 64) - 1)
+    values.request.priority = whole("priority", priority, -1, 0)
+    values.request.bytes_ahead = whole("bytes_ahead", bytes_ahead, 0, INT64_MAX)
+    if feed is not None:
+        values.request.flags |= <uint32_t>FEED if feed else <uint32_t>QUEUE_ALL
+    values.request.hook = <Hook><size_t>address(hook)
+    values.request.hook_arg = <void *><size_t>address(hook_arg)
     return 0
 
 

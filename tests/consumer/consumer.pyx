@@ -171,8 +171,6 @@ def refused(plan, what, int64_t value=0):
         request.priority = value
     elif what == "bytes_ahead":
         request.bytes_ahead = value
-    elif what == "hook":
-        request.hook = no_hook
     elif what == "page groups":
         request.n_page_groups = value
     elif what == "source pages":

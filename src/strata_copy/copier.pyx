@@ -1,0 +1,302 @@
+"""Opening and closing the copier. Declared in copier.pxd."""
+
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, realloc
+
+from strata_copy.abi cimport FAILED, OK, POISONED, REASON_CUDA, REASON_MEMORY, REFUSED, Error
+from strata_copy.atomics cimport load_i32, store_i32
+from strata_copy.cudart cimport (
+    clear, cudaDevAttrMaxPitch, cudaEventBlockingSync, cudaEventDisableTiming, cudaHostAllocPortable, cudaMemcpyDefault,
+    cudaStreamNonBlocking, cuda_failed, guard_enter, guard_leave, outcome, rt,
+)
+from strata_copy.lanes cimport (
+    CELLS, CLOSED, IN_LANE, LANES, MAX_AFTER, OPEN, OUT_LANE, Ring, Slot, SlotDevice, device_drain, poison_all, pthread_mutex_init,
+)
+from strata_copy.layout cimport MAX_LAYERS
+from strata_copy.plan cimport Units
+from strata_copy.states cimport MAX_TICKETS
+
+
+cdef extern from "pthread.h" nogil:
+    int pthread_atfork(void (*)() noexcept, void (*)() noexcept, void (*)() noexcept)
+
+cdef CopierData tables
+pthread_mutex_init(&tables.lock, NULL)
+pthread_atfork(NULL, NULL, forget_copier)
+
+
+cdef CopierData *the_copier() noexcept nogil:
+    return &tables if load_i32(&tables.state) == OPEN else NULL
+
+
+cdef CopierData *the_tables() noexcept nogil:
+    return &tables
+
+
+cdef CopierData *copier_open(const Opening *opening, Error *error) noexcept nogil:
+    cdef CopierData *copier = &tables
+    cdef Guard guard
+    cdef Error closing
+    cdef int32_t d
+    cdef int status
+    copier.number += 1
+    copier.n_devices, copier.n_slots, copier.layer_events = opening.n_devices, opening.tickets, opening.layer_events
+    copier.chunk, copier.patience, copier.window = opening.chunk, opening.patience, opening.window
+    copier.calls_in_flight = 0
+    status = guard_enter(&guard, error)
+    if status == OK:
+        status = make_tables(copier, error)
+        if status == OK:
+            status = make_words(copier, &guard, error)
+        for d in range(opening.n_devices):
+            if status == OK:
+                copier.devices[d].device = opening.devices[d]
+                status = make_device(copier, d, opening, &guard, error)
+        guard_leave(&guard, status, error)
+    if status == OK:
+        store_i32(&copier.state, OPEN)
+        return copier
+    if status == POISONED:
+        poison_all(copier, error.cuda_code)
+    clear(&closing)     # what led here is what is told
+    copier_close(copier, &closing)
+    if closing.status == POISONED:
+        error.status = POISONED
+    return NULL
+
+
+cdef int copier_reserve(CopierData *copier, int32_t parts, Error *error) noexcept nogil:
+    cdef Units *grown
+    if parts <= copier.max_parts:
+        return OK
+    grown = <Units *>realloc(copier.units, parts * sizeof(Units))
+    if grown == NULL:
+        return outcome(error, REFUSED, REASON_MEMORY, "no host memory for copies of %d parts", parts)
+    copier.units, copier.max_parts = grown, parts
+    return OK
+
+
+cdef void copier_close(CopierData *copier, Error *error) noexcept nogil:
+    cdef Guard guard
+    cdef int32_t d
+    cdef bint alive = True
+    cdef int status = guard_enter(&guard, error)
+    if status == POISONED:
+        poison_all(copier, error.cuda_code)
+    elif status != OK:          # what follows has to be done all the same
+        error.status = FAILED
+    if copier.devices != NULL:
+        for d in range(copier.n_devices):       # the device may still write a ticket's word
+            if load_i32(&copier.devices[d].poisoned) != 0:
+                alive = False
+                error.device, error.cuda_code = copier.devices[d].device, load_i32(&copier.devices[d].poisoned)
+                outcome(error, POISONED, REASON_CUDA, "device %d failed with %s (%d): its streams and events are left to the process",
+                        error.device, rt.cudaGetErrorName(error.cuda_code), error.cuda_code)
+            elif device_drain(&copier.devices[d], &guard, error) != OK:
+                alive = False
+        if alive:       # a dead device is called no more; its objects end with the process
+            for d in range(copier.n_devices):
+                free_device(copier, d, &guard, error)
+            if copier.words != NULL and error.status != POISONED:
+                note(rt.cudaFreeHost(copier.words), "cudaFreeHost", -1, &guard, error)
+    guard_leave(&guard, OK, error)
+    free_tables(copier)
+    store_i32(&copier.state, CLOSED)
+
+
+cdef void forget_copier() noexcept nogil:
+    """In a forked child: CUDA may not be used there, not even to give things back, and the lock may be held by a thread that is not
+    there."""
+    cdef int32_t i
+    store_i32(&tables.state, CLOSED)
+    for i in range(MAX_TICKETS):
+        tables.slots[i].ticket = 0
+    pthread_mutex_init(&tables.lock, NULL)
+
+
+cdef int make_tables(CopierData *copier, Error *error) noexcept nogil:
+    cdef int32_t i, d, n = copier.n_devices * copier.layer_events
+    cdef Slot *slot
+    cdef bint whole
+    copier.devices = <DeviceLanes *>calloc(copier.n_devices, sizeof(DeviceLanes))
+    whole = copier.devices != NULL
+    for i in range(copier.n_slots):
+        slot = &copier.slots[i]
+        slot.events = <cudaEvent_t *>calloc(n, sizeof(cudaEvent_t))
+        slot.devices = <SlotDevice *>calloc(copier.n_devices, sizeof(SlotDevice))
+        whole = whole and slot.events != NULL and slot.devices != NULL
+        for d in range(copier.n_devices if slot.devices != NULL else 0):
+            slot.devices[d].first_event = <int32_t *>calloc(MAX_LAYERS, sizeof(int32_t))
+            slot.devices[d].end_event = <int32_t *>calloc(MAX_LAYERS, sizeof(int32_t))
+            slot.devices[d].layer_lanes = <uint32_t *>calloc(MAX_LAYERS, sizeof(uint32_t))
+            whole = (whole and slot.devices[d].first_event != NULL and slot.devices[d].end_event != NULL
+                     and slot.devices[d].layer_lanes != NULL)
+    if not whole:
+        free_tables(copier)
+        return outcome(error, REFUSED, REASON_MEMORY, "no host memory for %d tickets of %d events", copier.n_slots, n)
+    return OK
+
+
+cdef void free_tables(CopierData *copier) noexcept nogil:
+    cdef int32_t i, d
+    cdef Slot *slot
+    for i in range(copier.n_slots):
+        slot = &copier.slots[i]
+        for d in range(copier.n_devices if slot.devices != NULL else 0):
+            free(slot.devices[d].first_event)
+            free(slot.devices[d].end_event)
+            free(slot.devices[d].layer_lanes)
+        free(slot.devices)
+        free(slot.events)
+        slot.devices, slot.events = NULL, NULL
+    free(copier.devices)
+    free(copier.units)
+    copier.devices, copier.units, copier.words, copier.max_parts = NULL, NULL, NULL, 0
+
+
+cdef int make_words(CopierData *copier, const Guard *guard, Error *error) noexcept nogil:
+    cdef int32_t i
+    cdef size_t bytes = sizeof(uint64_t) * copier.n_slots * copier.n_devices
+    cdef int code = rt.cudaHostAlloc(<void **>&copier.words, bytes, cudaHostAllocPortable)
+    if code != 0:
+        copier.words = NULL
+        return cuda_failed(REFUSED, code, "cudaHostAlloc", -1, guard, error)
+    for i in range(copier.n_slots * copier.n_devices):
+        copier.words[i] = 0
+    for i in range(copier.n_slots):
+        copier.slots[i].words = &copier.words[i * copier.n_devices]
+    return OK
+
+
+cdef int make_device(CopierData *copier, int32_t d, const Opening *opening, const Guard *guard, Error *error) noexcept nogil:
+    cdef DeviceLanes *device = &copier.devices[d]
+    cdef int32_t n, s, i
+    cdef int status
+    cdef int code = rt.cudaSetDevice(device.device)
+    if code != 0:
+        return cuda_failed(REFUSED, code, "cudaSetDevice", device.device, guard, error)
+    code = rt.cudaDeviceGetAttribute(&device.max_pitch, cudaDevAttrMaxPitch, device.device)
+    if code != 0:
+        return cuda_failed(REFUSED, code, "cudaDeviceGetAttribute", device.device, guard, error)
+    for n in range(LANES):
+        device.lanes[n].paired = n == OUT_LANE or n == IN_LANE
+        for s in range(2 if device.lanes[n].paired else 1):
+            status = make_stream(&device.lanes[n].streams[s], device, guard, error)
+            if status == OK and device.lanes[n].paired:
+                status = make_event(&device.lanes[n].chain[s], cudaEventDisableTiming, device, guard, error)
+            if status != OK:
+                return status
+    status = make_stream(&device.finish, device, guard, error)
+    if status == OK:
+        status = make_stream(&device.hook, device, guard, error)
+    if status == OK:
+        status = make_ring(&device.ring, device, opening, guard, error)
+    for i in range(MAX_AFTER):
+        if status == OK:
+            status = make_event(&device.gates[i], cudaEventDisableTiming, device, guard, error)
+    for s in range(copier.n_slots):
+        for i in range(copier.layer_events):
+            if status == OK:
+                status = make_event(&copier.slots[s].events[d * copier.layer_events + i], cudaEventDisableTiming, device, guard, error)
+        if status == OK:
+            status = make_event(&copier.slots[s].devices[d].done, cudaEventDisableTiming | cudaEventBlockingSync, device, guard, error)
+    return status if status != OK else make_cells(device, guard, error)
+
+
+cdef int make_ring(Ring *ring, const DeviceLanes *device, const Opening *opening, const Guard *guard, Error *error) noexcept nogil:
+    cdef int32_t i
+    cdef int code
+    cdef int status = OK
+    if opening.ring_slots == 0:
+        return OK
+    ring.slots, ring.slot_bytes = opening.ring_slots, opening.ring_slot_bytes
+    code = rt.cudaMalloc(<void **>&ring.memory, ring.slots * ring.slot_bytes)
+    if code != 0:
+        ring.memory = NULL
+        error.wanted = ring.slots * ring.slot_bytes
+        return cuda_failed(REFUSED, code, "cudaMalloc", device.device, guard, error)
+    for i in range(ring.slots):
+        if status == OK:
+            status = make_event(&ring.filled[i], cudaEventDisableTiming, device, guard, error)
+        if status == OK:
+            status = make_event(&ring.emptied[i], cudaEventDisableTiming, device, guard, error)
+    return status
+
+
+cdef int make_stream(cudaStream_t *stream, const DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
+    cdef int code = rt.cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking)
+    if code == 0:
+        return OK
+    stream[0] = NULL
+    return cuda_failed(REFUSED, code, "cudaStreamCreateWithFlags", device.device, guard, error)
+
+
+cdef int make_event(cudaEvent_t *event, int flags, const DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
+    cdef int code = rt.cudaEventCreateWithFlags(event, flags)
+    if code == 0:
+        return OK
+    event[0] = NULL
+    return cuda_failed(REFUSED, code, "cudaEventCreateWithFlags", device.device, guard, error)
+
+
+cdef int make_cells(DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
+    """The words that a device can tell a ticket's end with. They are 256 so that a late word is never taken for a newer ticket's."""
+    cdef uint64_t values[CELLS]
+    cdef int32_t i
+    cdef int code = rt.cudaMalloc(<void **>&device.cells, sizeof(values))
+    if code != 0:
+        device.cells = NULL
+        return cuda_failed(REFUSED, code, "cudaMalloc", device.device, guard, error)
+    for i in range(CELLS):
+        values[i] = i + 1
+    code = rt.cudaMemcpyAsync(device.cells, values, sizeof(values), cudaMemcpyDefault, device.finish)
+    if code != 0:
+        return cuda_failed(REFUSED, code, "cudaMemcpyAsync", device.device, guard, error)
+    code = rt.cudaStreamSynchronize(device.finish)      # `values` goes out of scope
+    if code != 0:
+        return cuda_failed(REFUSED, code, "cudaStreamSynchronize", device.device, guard, error)
+    return OK
+
+
+cdef void free_device(CopierData *copier, int32_t d, const Guard *guard, Error *error) noexcept nogil:
+    cdef DeviceLanes *device = &copier.devices[d]
+    cdef int32_t n, s, i
+    for n in range(LANES):
+        for s in range(2):
+            free_stream(device.lanes[n].streams[s], device, guard, error)
+            free_event(device.lanes[n].chain[s], device, guard, error)
+    free_stream(device.finish, device, guard, error)
+    free_stream(device.hook, device, guard, error)
+    for i in range(device.ring.slots):
+        free_event(device.ring.filled[i], device, guard, error)
+        free_event(device.ring.emptied[i], device, guard, error)
+    if device.ring.memory != NULL and error.status != POISONED:
+        note(rt.cudaFree(device.ring.memory), "cudaFree", device.device, guard, error)
+    for i in range(MAX_AFTER):
+        free_event(device.gates[i], device, guard, error)
+    for s in range(copier.n_slots):
+        for i in range(copier.layer_events):
+            free_event(copier.slots[s].events[d * copier.layer_events + i], device, guard, error)
+        free_event(copier.slots[s].devices[d].done, device, guard, error)
+    if device.cells != NULL and error.status != POISONED:
+        note(rt.cudaFree(device.cells), "cudaFree", device.device, guard, error)
+
+
+cdef void free_stream(cudaStream_t stream, const DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
+    if stream != NULL and error.status != POISONED:
+        note(rt.cudaStreamDestroy(stream), "cudaStreamDestroy", device.device, guard, error)
+
+
+cdef void free_event(cudaEvent_t event, const DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
+    if event != NULL and error.status != POISONED:
+        note(rt.cudaEventDestroy(event), "cudaEventDestroy", device.device, guard, error)
+
+
+cdef void note(int code, const char *call, int32_t device, const Guard *guard, Error *error) noexcept nogil:
+    """Closing goes on past a call that fails, and tells the first one; one that ends the device ends it."""
+    cdef Error failed
+    if code != 0:
+        clear(&failed)
+        cuda_failed(FAILED, code, call, device, guard, &failed)
+        if error.status == OK or failed.status == POISONED:
+            error[0] = failed

@@ -1,0 +1,66 @@
+"""Courses: what one ticket queues on one device, in order, and how far it is.
+
+A course can be gone on with in as many steps as wanted: the caller of submit takes one without an end, the worker takes many small ones.
+It begins with the bundles, goes layer by layer, records behind each layer the events that wait_layer hands out, and ends with the event
+and the word behind everything. It is used under the copier's lock.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint32_t
+
+from strata_copy.abi cimport Error, Request
+from strata_copy.cudart cimport Guard, cudaEvent_t
+from strata_copy.lanes cimport LANES, Budget, CopierData, DeviceLanes, Lane, Slot, SlotDevice
+from strata_copy.plan cimport Emission, PlanData, Units
+
+cdef enum:
+    BUNDLES = -1            # the layer before the first
+
+cdef struct Course:
+    CopierData *copier
+    const PlanData *plan
+    const Request *request
+    const Units *units
+    Slot *slot
+    SlotDevice *share           # the slot's of this device
+    DeviceLanes *device
+    cudaEvent_t gate            # behind what the request waits for; NULL: its waits themselves are looked at
+    # How far it is:
+    int32_t layer               # that is being queued; n_layers: the end
+    int32_t extent              # extents of the layer that are queued
+    int64_t into                # bytes of the next one
+    bint entered, started, ended    # the layer was begun; a copy call was made; everything is queued
+    # Lanes, as bits:
+    uint32_t used               # that this ticket has opened
+    uint32_t here, routes       # that have bytes of this layer; the routes of these bytes, as bits likewise
+    uint32_t unmarked           # that have bytes of earlier layers without events
+    int32_t local               # the local lane of this layer, or -1
+    int64_t queued[LANES]       # bytes
+    cudaEvent_t last[LANES]     # event behind the latest layer
+    cudaEvent_t hooked          # behind the hook's latest work
+    int64_t unmarked_bytes
+    int32_t first_unmarked      # the first layer without events
+    # Of the step under way:
+    Budget *budget
+    const Guard *guard
+    Error *error
+    Emission emission
+    int32_t skip                # extents that an earlier step has queued
+    int32_t lane, route         # where extents go; lane -1: none yet
+    int32_t only                # the one lane that the step may use; -1: not chosen; ANY_LANE
+
+
+# Prepares a course on device `d` of a ticket's slot.
+cdef void course_begin(Course *course, CopierData *copier, Slot *slot, int32_t d, const Request *request, const Units *units,
+                       cudaEvent_t gate) noexcept nogil
+# Goes on until the budget is used up (or, with one_lane, the next bytes are another lane's) or everything is queued.
+cdef int course_go(Course *course, Budget *budget, bint one_lane, const Guard *guard, Error *error) noexcept nogil
+# Ends it where it is: what was queued still runs, and the ticket's end is behind it.
+cdef int course_cut(Course *course, const Guard *guard, Error *error) noexcept nogil
+# The lanes that a plan may use on a device, as bits.
+cdef uint32_t lanes_of_plan(const CopierData *copier, const PlanData *plan, int32_t d) noexcept nogil
+
+# The lanes with bundles that parts of a layer moved in, as bits, but for those whose events behind the layer stand for them too.
+cdef uint32_t bundles_of_layer(const Slot *slot, int32_t d, int32_t layer) noexcept nogil
+
+# Whether this thread is inside a caller's hook, from which the library may not be called.
+cdef bint in_hook() noexcept nogil

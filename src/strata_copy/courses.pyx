@@ -1,0 +1,480 @@
+"""Courses. Declared in courses.pxd; extents come from plan.pyx, chunks and streams are lanes.pyx."""
+
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.string cimport memset
+
+from strata_copy.abi cimport FAILED, OK, REASON_HOOK, WAIT_EVENT, Error, Request, Wait
+from strata_copy.atomics cimport add_i64, load_i32, store_i32
+from strata_copy.cudart cimport Guard, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, outcome, rt
+from strata_copy.lanes cimport (
+    HOST_LANE, IN_LANE, LANES, LOCAL_LANES, OUT_LANE, PAUSE, CopierData, DeviceLanes, Slot, SlotDevice, device_index, lane_copy,
+    lane_stream, record, ring_copy, ring_flush, ring_ready, wait_event,
+)
+from strata_copy.layout cimport LayoutData
+from strata_copy.plan cimport (
+    MAX_DEVICES, ROUTE_IN, ROUTE_LOCAL, ROUTE_OUT, ROUTE_RING, ROUTES, Bundle, Emission, Extent, PlanData, Units, emit_bundle, emit_end,
+    emit_part, emit_unmoved, moves_early,
+)
+from strata_copy.tickets cimport tell_news
+
+cdef extern from *:
+    """
+    static __thread int strata_hook_depth;
+    static int strata_enter_hook(int by) { return strata_hook_depth += by; }
+    """
+    int enter_hook "strata_enter_hook"(int by) nogil
+
+cdef enum:
+    ANY_LANE = LANES
+    SHARED_BYTES = 8 << 20      # layers share events up to here: 0.15 ms of PCIe
+
+
+cdef void course_begin(Course *course, CopierData *copier, Slot *slot, int32_t d, const Request *request, const Units *units,
+                       cudaEvent_t gate) noexcept nogil:
+    memset(course, 0, sizeof(Course))
+    course.copier, course.plan, course.slot = copier, slot.plan, slot
+    course.request, course.units, course.gate = request, units, gate
+    course.device, course.share = &copier.devices[d], &slot.devices[d]
+    course.layer, course.local = BUNDLES, -1
+    course.share.used = True
+
+
+cdef int course_go(Course *course, Budget *budget, bint one_lane, const Guard *guard, Error *error) noexcept nogil:
+    cdef int32_t n_layers = course.slot.n_layers
+    cdef int status = OK
+    course.budget, course.guard, course.error = budget, guard, error
+    course.only = -1 if one_lane else ANY_LANE
+    while budget.layers > 0 and status == OK and not course.ended:
+        if course.layer == n_layers:
+            status = queue_end(course)
+        elif course.layer == BUNDLES:
+            status = queue_bundles(course)
+        else:
+            error.layer = course.layer
+            status = queue_layer(course, course.layer)
+        if status == OK:
+            error.layer = error.part = -1
+            course.layer += 1
+            course.extent, course.into, course.entered, course.local = 0, 0, False, -1
+            budget.layers -= 1
+    if status != PAUSE:
+        return status
+    error.layer = error.part = -1
+    return rest(course)
+
+
+cdef int course_cut(Course *course, const Guard *guard, Error *error) noexcept nogil:
+    cdef Budget none
+    cdef int status = OK
+    course.budget, course.guard, course.error = &none, guard, error
+    if course.started:
+        status = record_lanes(course, course.here | course.unmarked)
+    return status if status != OK else queue_end(course)
+
+
+cdef uint32_t lanes_of_plan(const CopierData *copier, const PlanData *plan, int32_t d) noexcept nogil:
+    cdef uint32_t lanes = 0
+    cdef int32_t i, route
+    for i in range(plan.target.layout.n_parts):
+        if plan.parts[i].device_number != d:
+            continue
+        route = plan.parts[i].route
+        lanes |= ((1 << LOCAL_LANES) - 1 if route == ROUTE_LOCAL else 1 << IN_LANE | 1 << OUT_LANE if route == ROUTE_RING else
+                  1 << lane_of(route))
+    return lanes
+
+
+cdef uint32_t bundles_of_layer(const Slot *slot, int32_t d, int32_t layer) noexcept nogil:
+    cdef const SlotDevice *share = &slot.devices[d]
+    cdef uint32_t lanes = 0, early = slot.plan.early[layer * MAX_DEVICES + d]
+    cdef int32_t route
+    for route in range(<int32_t>ROUTES if early != 0 else 0):
+        if (early >> route) & 1 and share.bundle_lane[route] >= 0:
+            lanes |= <uint32_t>1 << share.bundle_lane[route]
+    return lanes & ~share.layer_lanes[layer]
+
+
+cdef bint in_hook() noexcept nogil:
+    return enter_hook(0) != 0
+
+
+# ---- bundles, layers, the end
+
+cdef int queue_bundles(Course *course) noexcept nogil:
+    """The small parts that move together, before the first layer, each route's on one lane and with an event behind them: layers that
+    have parts in them wait for it too."""
+    cdef const Bundle *bundle
+    cdef int32_t b, n, route
+    cdef int status
+    start_emission(course)
+    for b in range(course.plan.n_bundles):
+        bundle = &course.plan.bundles[b]
+        if bundle.count == 1 or nothing_of(course, bundle.part):
+            continue
+        status = go_to_lane(course, bundle.part)
+        if status == OK:
+            status = emit_bundle(&course.emission, course.plan, course.request, bundle, &course.units[bundle.part])
+        if status != OK:
+            return status
+    status = end_emission(course)
+    if status != OK or course.here == 0:
+        return status
+    for route in range(<int32_t>ROUTES):
+        n = course.local if route == ROUTE_LOCAL else lane_of(route)
+        if (course.routes >> route) & 1:
+            course.share.bundle_lane[route] = n
+    for n in range(LANES):
+        if status == OK and (course.here >> n) & 1:
+            course.share.bundle_event[n] = course.share.taken
+            status = record_lanes(course, <uint32_t>1 << n)
+    course.here = course.routes = 0
+    course.unmarked_bytes = 0
+    return status
+
+
+cdef int queue_layer(Course *course, int32_t layer) noexcept nogil:
+    """All of a layer's bytes on a route go on one lane; behind them, on each lane, the event that wait_layer hands out."""
+    cdef const LayoutData *layout = course.plan.target.layout
+    cdef int32_t k, part
+    cdef int status = OK
+    if not course.entered:
+        course.entered = True
+        if course.unmarked != 0 and course.unmarked_bytes + layer_bytes(course, layer) > SHARED_BYTES:
+            status = mark_layers(course, layer, 0)
+        if status != OK:
+            return status
+    start_emission(course)
+    for k in range(layout.first[layer], layout.first[layer + 1]):
+        part = layout.order[k]
+        if nothing_of(course, part) or moves_early(course.plan, part):
+            continue
+        status = go_to_lane(course, part)
+        if status == OK:
+            status = emit_part(&course.emission, course.plan, course.request, part, &course.units[part])
+        if status != OK:
+            return status
+    status = end_emission(course)
+    if status != OK:
+        return status
+    if shares_events(course, layer):
+        course.unmarked |= course.here
+        course.here = 0
+        return OK
+    return mark_layers(course, layer + 1, course.here)
+
+
+cdef int queue_end(Course *course) noexcept nogil:
+    """Joins the lanes on the finish stream: the event behind everything, and behind it the word that tells the end. A copy without bytes
+    stands behind what it waits for all the same, and later copies of these states behind it."""
+    cdef DeviceLanes *device = course.device
+    cdef int32_t d = <int32_t>(course.share - course.slot.devices)
+    cdef int32_t n
+    cdef int code
+    cdef int status = OK
+    if course.hooked != NULL:           # which is behind every lane
+        status = wait_event(device, device.finish, course.hooked, course.guard, course.error)
+    elif course.share.taken == 0:
+        status = wait_before(course, device.finish)
+    else:
+        for n in range(LANES):
+            if status == OK and course.last[n] != NULL:
+                status = wait_event(device, device.finish, course.last[n], course.guard, course.error)
+    if status == OK:
+        show_unmoved(course)
+        status = record(device, course.share.done, device.finish, course.guard, course.error)
+    if status != OK:
+        return status
+    code = rt.cudaMemcpyAsync(&course.slot.words[d], &device.cells[course.slot.word - 1], sizeof(uint64_t), cudaMemcpyDefault,
+                              device.finish)
+    if code != 0:
+        return cuda_failed(FAILED, code, "cudaMemcpyAsync", device.device, course.guard, course.error)
+    course.ended = True
+    tell_layers(course, course.slot.n_layers + 1)
+    return OK
+
+
+cdef int rest(Course *course) noexcept nogil:
+    """Between two steps the ring is empty, and layers that are whole have their events."""
+    cdef int status = ring_flush(course.copier, course.device, course.guard, course.error)
+    if status == OK and course.unmarked != 0:
+        status = mark_layers(course, course.layer, 0)
+    return status
+
+
+# ---- events behind layers
+
+cdef int mark_layers(Course *course, int32_t end, uint32_t here) noexcept nogil:
+    """Events behind all layers before `end` that have none yet. `here`: the lanes of the latest of them, where it is in hand."""
+    cdef SlotDevice *share = course.share
+    cdef uint32_t before = course.unmarked
+    cdef int32_t first = share.taken, first_here, end_before, layer
+    cdef int status = record_lanes(course, before & ~here)
+    first_here = share.taken
+    if status == OK:
+        status = record_lanes(course, before & here)
+    end_before = share.taken
+    if status == OK:
+        status = record_lanes(course, here & ~before)
+    if status != OK:
+        return status
+    for layer in range(course.first_unmarked, end):
+        share.first_event[layer], share.end_event[layer], share.layer_lanes[layer] = first, end_before, before
+    if course.entered and end == course.layer + 1:
+        share.first_event[course.layer], share.end_event[course.layer] = first_here, share.taken
+        share.layer_lanes[course.layer] = here
+        course.here = 0
+        if course.request.hook != NULL:
+            status = call_hook(course)
+    course.unmarked, course.unmarked_bytes, course.first_unmarked = 0, 0, end
+    if status == OK:
+        tell_layers(course, end)
+    return status
+
+
+cdef int record_lanes(Course *course, uint32_t lanes) noexcept nogil:
+    """An event behind what was queued on each of these lanes."""
+    cdef int32_t n
+    cdef int status = OK
+    for n in range(LANES):
+        if status == OK and (lanes >> n) & 1:
+            status = record(course.device, next_event(course), lane_stream(&course.device.lanes[n]), course.guard, course.error)
+            course.last[n] = next_event(course)
+            course.share.taken += 1
+    return status
+
+
+cdef inline cudaEvent_t next_event(const Course *course) noexcept nogil:
+    return event_of(course, course.share.taken)
+
+
+cdef inline cudaEvent_t event_of(const Course *course, int32_t i) noexcept nogil:
+    return course.slot.events[(course.share - course.slot.devices) * course.copier.layer_events + i]
+
+
+cdef bint shares_events(const Course *course, int32_t layer) noexcept nogil:
+    """Whether the next layer's events stand for this one too. On a lane over PCIe an event between two copies costs as much as 200 KB,
+    so layers of a few megabytes share them. Never the first layer, which somebody waits for, nor the last."""
+    cdef uint32_t paired = 1 << OUT_LANE | 1 << IN_LANE
+    if course.request.hook != NULL:
+        return False
+    if course.here == 0 and course.unmarked == 0:
+        return course.share.taken == 0      # an event that is not recorded yet orders nothing
+    if layer == 0 or layer == course.slot.n_layers - 1 or course.unmarked_bytes >= SHARED_BYTES:
+        return False
+    return (course.here | course.unmarked) & ~paired == 0
+
+
+cdef int64_t layer_bytes(const Course *course, int32_t layer) noexcept nogil:
+    cdef const LayoutData *layout = course.plan.target.layout
+    cdef int64_t bytes = 0
+    cdef int32_t k, part
+    for k in range(layout.first[layer], layout.first[layer + 1]):
+        part = layout.order[k]
+        if not nothing_of(course, part) and not moves_early(course.plan, part):
+            bytes += ((course.units[part].end - course.units[part].first) * layout.parts[part].growth.unit_bytes
+                      * layout.parts[part].rep)
+    return bytes
+
+
+cdef void tell_layers(Course *course, int32_t queued) noexcept nogil:
+    cdef Slot *slot = course.slot
+    cdef int32_t d, least = queued
+    course.share.queued = queued
+    for d in range(course.copier.n_devices):
+        if slot.devices[d].used:
+            least = min(least, slot.devices[d].queued)
+    if least > load_i32(&slot.layers_queued):
+        store_i32(&slot.layers_queued, least)
+        tell_news()
+
+
+cdef int call_hook(Course *course) noexcept nogil:
+    """The caller's own work behind the layer that was just queued. Its stream stands behind every lane of the layer; the event behind
+    the work is then the layer's."""
+    cdef SlotDevice *share = course.share
+    cdef DeviceLanes *device = course.device
+    cdef int32_t layer = course.layer, i
+    cdef uint32_t bundles
+    cdef int before = -1, told = 0
+    cdef int status = OK
+    cdef int code
+    if course.hooked == NULL:
+        status = wait_before(course, device.hook)
+    bundles = bundles_of_layer(course.slot, <int32_t>(share - course.slot.devices), layer)
+    for i in range(LANES):
+        if status == OK and (bundles >> i) & 1:
+            status = wait_event(device, device.hook, event_of(course, share.bundle_event[i]), course.guard, course.error)
+    for i in range(share.first_event[layer], share.end_event[layer]):
+        if status == OK:
+            status = wait_event(device, device.hook, event_of(course, i), course.guard, course.error)
+    if status != OK:
+        return status
+    code = rt.cudaGetDevice(&before)
+    if code == 0 and before != device.device:
+        code = rt.cudaSetDevice(device.device)
+    if code != 0:
+        return cuda_failed(FAILED, code, "cudaSetDevice", device.device, course.guard, course.error)
+    enter_hook(1)
+    told = course.request.hook(course.request.hook_arg, layer, device.device, device.hook)
+    enter_hook(-1)
+    if before != device.device:
+        code = rt.cudaSetDevice(before)
+    if code != 0:
+        course.error.restored = 0
+        return cuda_failed(FAILED, code, "cudaSetDevice", before, course.guard, course.error)
+    if told != 0:
+        course.error.found, course.error.device = told, device.device
+        return outcome(course.error, FAILED, REASON_HOOK, "the hook of layer %d on device %d returned %d", layer, device.device, told)
+    course.hooked = next_event(course)
+    status = record(device, course.hooked, device.hook, course.guard, course.error)
+    share.first_event[layer] = share.taken
+    share.taken += 1
+    share.end_event[layer], share.layer_lanes[layer] = share.taken, ~<uint32_t>0
+    return status
+
+
+cdef void show_unmoved(const Course *course) noexcept nogil:
+    """Shows a runtime that judges what the lineages let the copy leave out, unless it was cut short."""
+    cdef Emission emission
+    cdef int32_t i
+    if rt.unchanged == NULL or course.request.begin != NULL or course.layer < course.slot.n_layers:
+        return
+    emission.take, emission.sink, emission.pending.rows = show_extent, course.device.finish, 0
+    for i in range(course.plan.target.layout.n_parts):
+        if course.plan.parts[i].device_number == course.share - course.slot.devices:
+            emit_unmoved(&emission, course.plan, course.request, i, &course.units[i])
+    emit_end(&emission)
+
+
+cdef int show_extent(void *sink, const Extent *e) noexcept nogil:
+    rt.unchanged(e.target, e.target_pitch, e.source, e.source_pitch, e.width, e.rows, sink)
+    return OK
+
+
+# ---- bytes onto lanes
+
+cdef void start_emission(Course *course) noexcept nogil:
+    course.emission.take, course.emission.sink, course.emission.pending.rows = take_extent, course, 0
+    course.skip, course.lane = course.extent, -1
+
+
+cdef int end_emission(Course *course) noexcept nogil:
+    """What is pending goes, and what is in the ring."""
+    cdef int status = emit_end(&course.emission)
+    return status if status != OK else ring_flush(course.copier, course.device, course.guard, course.error)
+
+
+cdef inline bint nothing_of(const Course *course, int32_t part) noexcept nogil:
+    return (course.units[part].first == course.units[part].end
+            or course.plan.parts[part].device_number != course.share - course.slot.devices)
+
+
+cdef inline int32_t lane_of(int32_t route) noexcept nogil:
+    return OUT_LANE if route == ROUTE_OUT or route == ROUTE_RING else IN_LANE if route == ROUTE_IN else HOST_LANE
+
+
+cdef int go_to_lane(Course *course, int32_t part) noexcept nogil:
+    """Makes the lane of a part's route the one that extents go to: the one that this layer took already, or the one to take now."""
+    cdef int32_t route = course.plan.parts[part].route
+    cdef int32_t n
+    cdef int status = OK
+    if route != ROUTE_LOCAL:
+        n = lane_of(route)
+    else:
+        if course.local < 0:
+            course.local = least_used(course)
+        n = course.local
+    if n != course.lane or route != course.route:
+        status = end_emission(course)       # what is pending belongs to the lane before
+        course.lane, course.route = n, route
+    if status == OK:
+        status = open_lane(course, IN_LANE if route == ROUTE_RING else n)
+    return status
+
+
+cdef int32_t least_used(const Course *course) noexcept nogil:
+    """Of the local lanes the one with the fewest bytes of this ticket: dealt in turn, the layers with K/V would meet on one."""
+    cdef int32_t n, best = 0
+    for n in range(1, LOCAL_LANES):
+        if course.queued[n] < course.queued[best]:
+            best = n
+    return best
+
+
+cdef int open_lane(Course *course, int32_t n) noexcept nogil:
+    """Before a lane's first copy of this ticket. A ring's lane `out` needs nothing: it comes behind lane `in`."""
+    if (course.used >> n) & 1:
+        return OK
+    course.used |= <uint32_t>1 << n
+    return wait_before(course, lane_stream(&course.device.lanes[n]))
+
+
+cdef int wait_before(Course *course, cudaStream_t stream) noexcept nogil:
+    """The stream waits for whatever wrote the source and whatever still reads or writes the target: what the request names, and our own
+    earlier tickets on these states, on all their devices."""
+    cdef const Wait *wait
+    cdef const Slot *earlier
+    cdef cudaEvent_t event
+    cdef int32_t i, d
+    cdef int status = OK
+    if course.gate != NULL:
+        status = wait_event(course.device, stream, course.gate, course.guard, course.error)
+    for i in range(<int32_t>course.request.n_after if course.gate == NULL else 0):
+        wait = &course.request.after[i]
+        event = (wait.handle if wait.kind == WAIT_EVENT else
+                 course.copier.devices[device_index(course.copier, wait.device)].gates[i])
+        if status == OK:
+            status = wait_event(course.device, stream, event, course.guard, course.error)
+    for i in range(course.copier.n_slots):
+        if not (course.slot.depends[i >> 6] >> (i & 63)) & 1:
+            continue
+        earlier = &course.copier.slots[i]
+        # Where the slot is free or a later ticket's, the earlier one has ended; where it ended badly, its lanes are quiet.
+        if not 0 < earlier.ticket < course.slot.ticket or load_i32(&earlier.status) < OK:
+            continue
+        for d in range(course.copier.n_devices):
+            if status == OK and earlier.devices[d].used:
+                status = wait_event(course.device, stream, earlier.devices[d].done, course.guard, course.error)
+    return status
+
+
+cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
+    cdef Course *course = <Course *>sink
+    cdef int status
+    if course.skip > 0:
+        course.skip -= 1
+        return OK
+    if course.only == -1:
+        course.only = course.lane
+    elif course.only != ANY_LANE and course.only != course.lane:
+        return PAUSE
+    if course.route == ROUTE_RING:
+        status = ring_ready(course.device, course.guard, course.error)
+        if status != OK:
+            return status
+    if not course.started:
+        course.started = True
+        touch_target(course.slot)
+    course.error.part = course.emission.part
+    if course.into == 0:
+        course.unmarked_bytes += extent.width * extent.rows
+        course.queued[course.lane] += extent.width * extent.rows
+    course.here |= <uint32_t>1 << course.lane
+    course.routes |= <uint32_t>1 << course.route
+    if course.route == ROUTE_RING:
+        status = ring_copy(course.copier, course.device, extent, &course.into, course.budget, course.guard, course.error)
+    else:
+        status = lane_copy(course.copier, course.device, &course.device.lanes[course.lane], extent, &course.into, course.budget,
+                           course.guard, course.error)
+    if status == OK:
+        course.extent += 1
+        course.into = 0
+    return status
+
+
+cdef void touch_target(Slot *slot) noexcept nogil:
+    """From here on the target may differ."""
+    slot.touched = 1
+    if not slot.counted:
+        slot.counted = 1
+        add_i64(<int64_t *>&slot.plan.target.generation, 1)

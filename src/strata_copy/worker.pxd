@@ -1,0 +1,67 @@
+"""The worker: queues long tickets in windows, so that no submit is held up and others get in between.
+
+Who owns what: a fed ticket has a job, in a static table, with a copy of its request, a gate event behind what it waits for, and a course
+for each of its devices. Jobs are used under the copier's lock. A step of the worker (`worker_step`) takes the lock for as long as it takes
+to queue a few chunks; it is called by a thread of our own, which sleeps on `bell` while there is nothing to do, by a caller whose ticket
+can begin at once, and by a runtime that decides itself when things run (table.h: adopt_worker). It never takes the GIL.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+from strata_copy.abi cimport Error, Request, Ticket
+from strata_copy.courses cimport Course
+from strata_copy.cudart cimport cudaEvent_t, cudaStream_t
+from strata_copy.lanes cimport CopierData, Slot
+from strata_copy.layout cimport MAX_GROUPS, MAX_MARKS
+from strata_copy.plan cimport Units
+from strata_copy.submit cimport Submission
+
+cdef enum:
+    MAX_JOBS = 16
+    MAX_MARKERS = 32
+
+# What a job has queued on one device and is not known to have landed: events behind steps, in a ring.
+cdef struct Window:
+    cudaEvent_t events[MAX_MARKERS]
+    int64_t bytes[MAX_MARKERS]
+    int32_t calls[MAX_MARKERS]
+    int32_t first, n
+    int64_t bytes_ahead
+    int32_t calls_ahead
+
+# A job on one device.
+cdef struct Leg:
+    Course course
+    Window window
+    cudaStream_t gate_stream    # that nothing else waits on
+    cudaEvent_t gate
+
+cdef struct Job:
+    Slot *slot                  # NULL: free
+    uint64_t ticket
+    Request request             # of its own; what it points to is below
+    int64_t upto[MAX_MARKS]
+    int64_t begin[MAX_MARKS]
+    int64_t src_banks[MAX_GROUPS]
+    int64_t dst_banks[MAX_GROUPS]
+    Units *units
+    Leg *legs                   # one for each device of the copier
+    int64_t ahead               # bytes that may be queued and not landed on a device
+    bint started                # its lanes are taken: later jobs leave them alone
+
+
+# A free job, or NULL.
+cdef Job *take_job(CopierData *copier) noexcept nogil
+# Under the lock: takes over a submission whose slot is filled, and begins it where it can begin.
+cdef int feed(Job *job, Submission *s) noexcept nogil
+# Queues what can be queued now, and returns how many jobs are not done.
+cdef int worker_step() noexcept nogil
+# OK: it stops at the next chunk and ends CANCELLED. AGAIN: everything is queued, it will land. The outcome where it has ended.
+cdef int ticket_cancel(Ticket ticket, Error *error) noexcept nogil
+
+# After the copier is opened and before it is closed; on a thread of its own likewise.
+cdef int worker_open(CopierData *copier, Error *error) noexcept nogil
+cdef void worker_close(CopierData *copier, Error *error) noexcept nogil
+# Holds the caller until no job is left, once no submit comes in any more.
+cdef void worker_finish(CopierData *copier) noexcept nogil
+cdef int worker_reserve(int32_t parts, Error *error) noexcept nogil

@@ -1,0 +1,512 @@
+"""The worker. Declared, with who owns what, in worker.pxd."""
+
+from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memcpy
+from posix.time cimport CLOCK_MONOTONIC, timespec
+
+from strata_copy.abi cimport (
+    AGAIN, CANCELLED, FAILED, OK, POISONED, REASON_CUDA, REASON_MEMORY, REASON_NONE, REFUSED, WAIT_EVENT, Error, Request, Ticket, Wait,
+)
+from strata_copy.atomics cimport add_i64, load_i32, store_i32
+from strata_copy.copier cimport free_event, free_stream, make_event, make_stream, the_tables
+from strata_copy.courses cimport Course, course_begin, course_cut, course_go, in_hook, lanes_of_plan
+from strata_copy.cudart cimport (
+    Guard, clear, cudaErrorNotReady, cudaEventDisableTiming, cudaEvent_t, cuda_failed, guard_enter, guard_leave,
+    observed, outcome, published, rt,
+)
+from strata_copy.lanes cimport (
+    CLOSED, Budget, CopierData, DeviceLanes, Slot, device_index, lane_stream, now, poison_all, pthread_cond_broadcast,
+    pthread_cond_init, pthread_cond_t, pthread_cond_timedwait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t,
+    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock, record, wait_event,
+)
+from strata_copy.layout cimport LayoutData
+from strata_copy.plan cimport MAX_DEVICES, Units
+from strata_copy.submit cimport Submission
+from strata_copy.tickets cimport (
+    QUEUING, cut_short, give_up, nap, no_ticket, of_hook, pin, ran_something, sweep, tell_news, unpin,
+)
+
+
+cdef extern from "pthread.h" nogil:
+    ctypedef unsigned long pthread_t
+    int pthread_create(pthread_t *, const void *, void *(*)(void *) noexcept nogil, void *)
+    int pthread_join(pthread_t, void **)
+
+cdef enum:
+    CALLS_OF_A_STEP = 64
+    CALLS_AHEAD = 256
+    LOOK_NS = 100000            # between two looks at what has landed
+    IDLE_NS = 1000000000
+
+cdef Job jobs[MAX_JOBS]
+cdef int32_t max_parts = 0
+cdef pthread_t thread
+cdef bint has_thread = False
+
+# What the thread sleeps on, and what it is told.
+cdef pthread_mutex_t bell_lock
+cdef pthread_cond_t bell
+cdef bint rung = False, stopping = False
+cdef pthread_condattr_t monotonic
+pthread_condattr_init(&monotonic)
+pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC)
+pthread_mutex_init(&bell_lock, NULL)
+pthread_cond_init(&bell, &monotonic)
+
+
+# ---- a job is taken
+
+cdef Job *take_job(CopierData *copier) noexcept nogil:
+    cdef int32_t i
+    for i in range(MAX_JOBS):
+        if jobs[i].slot == NULL:
+            return &jobs[i]
+    return NULL
+
+
+cdef int feed(Job *job, Submission *s) noexcept nogil:
+    cdef cudaEvent_t gate = NULL
+    cdef int32_t d, lead = -1
+    cdef int status = OK
+    keep_request(job, s)
+    for d in range(s.copier.n_devices):
+        if s.slot.devices[d].used and lead < 0:
+            lead = d
+    if s.request.n_after > 0:
+        status = shut_gate(&job.legs[lead], s, &s.copier.devices[lead])
+        gate = job.legs[lead].gate
+    if status != OK:
+        return status
+    for d in range(s.copier.n_devices):
+        if s.slot.devices[d].used:
+            course_begin(&job.legs[d].course, s.copier, s.slot, d, &job.request, job.units, gate)
+            forget_markers(&job.legs[d])
+    job.slot, job.ticket, job.started = s.slot, s.slot.ticket, False
+    job.ahead = s.request.bytes_ahead if s.request.bytes_ahead > 0 else s.copier.window * s.copier.chunk
+    s.slot.counted = s.slot.fed = True
+    add_i64(<int64_t *>&s.plan.target.generation, 1)
+    published(job)
+    status = begin_here(job, s)
+    if status != OK:
+        job.slot = NULL
+        return status
+    ring_bell()
+    return OK
+
+
+cdef int begin_here(Job *job, Submission *s) noexcept nogil:
+    """The first window, where nothing is in its way: so the first layer does not wait for the worker to wake."""
+    cdef uint32_t taken[MAX_DEVICES]
+    cdef int32_t i
+    if not can_begin(s.copier, job):
+        return OK
+    for i in range(s.copier.n_devices):
+        taken[i] = 0
+    for i in range(MAX_JOBS):
+        if jobs[i].slot != NULL and &jobs[i] != job and before(&jobs[i], job):
+            take_lanes(s.copier, &jobs[i], taken)
+    return go_on(s.copier, job, taken, &s.guard, s.error)
+
+
+cdef void keep_request(Job *job, Submission *s) noexcept nogil:
+    """Everything that the caller's request points to is the caller's again when submit returns."""
+    cdef const LayoutData *layout = s.plan.target.layout
+    job.request = s.request[0]
+    job.request.after, job.request.n_after = NULL, 0
+    memcpy(job.upto, s.request.upto, layout.n_marks * sizeof(int64_t))
+    job.request.upto = job.upto
+    if s.request.begin != NULL:
+        memcpy(job.begin, s.request.begin, layout.n_marks * sizeof(int64_t))
+        job.request.begin = job.begin
+    if s.request.src_bank != NULL:
+        memcpy(job.src_banks, s.request.src_bank, layout.n_groups * sizeof(int64_t))
+        job.request.src_bank = job.src_banks
+    if s.request.dst_bank != NULL:
+        memcpy(job.dst_banks, s.request.dst_bank, layout.n_groups * sizeof(int64_t))
+        job.request.dst_bank = job.dst_banks
+    memcpy(job.units, s.copier.units, layout.n_parts * sizeof(Units))
+
+
+cdef int shut_gate(Leg *leg, Submission *s, DeviceLanes *device) noexcept nogil:
+    """An event of our own behind all that the request waits for, on a stream on which nothing else waits: the caller's events may be
+    recorded anew at once, and lanes wait for nothing before the job begins."""
+    cdef const Wait *wait
+    cdef cudaEvent_t event
+    cdef uint32_t i
+    cdef int status = OK
+    for i in range(s.request.n_after):
+        wait = &s.request.after[i]
+        event = (wait.handle if wait.kind == WAIT_EVENT else
+                 s.copier.devices[device_index(s.copier, wait.device)].gates[i])
+        if status == OK:
+            status = wait_event(device, leg.gate_stream, event, &s.guard, s.error)
+    return status if status != OK else record(device, leg.gate, leg.gate_stream, &s.guard, s.error)
+
+
+cdef void ring_bell() noexcept nogil:
+    global rung
+    pthread_mutex_lock(&bell_lock)
+    rung = True
+    pthread_cond_broadcast(&bell)
+    pthread_mutex_unlock(&bell_lock)
+
+
+# ---- a step
+
+cdef int worker_step() noexcept nogil:
+    cdef CopierData *copier = the_tables()
+    cdef int left
+    if pthread_mutex_trylock(&copier.lock) != 0:    # a thread that holds it may be the one that steps
+        return 1
+    left = step(copier)
+    pthread_mutex_unlock(&copier.lock)
+    return left
+
+
+cdef int step(CopierData *copier) noexcept nogil:
+    """All jobs in their order: by priority, then by age. What an earlier one still has to queue on a lane comes before a later one's."""
+    cdef Job *order[MAX_JOBS]
+    cdef uint32_t taken[MAX_DEVICES]
+    cdef Guard guard
+    cdef Error error
+    cdef int32_t i, n, left = 0
+    clear(&error)
+    if load_i32(&copier.state) == CLOSED:
+        return 0
+    n = sort_jobs(order)
+    if n == 0 or guard_enter(&guard, &error) != OK:
+        return n
+    sweep(copier)
+    for i in range(copier.n_devices):
+        taken[i] = 0
+    for i in range(n):
+        clear(&error)
+        observed(order[i])
+        step_job(copier, order[i], taken, &guard, &error)
+        left += order[i].slot != NULL
+    guard_leave(&guard, OK, &error)
+    return left
+
+
+cdef int32_t sort_jobs(Job **order) noexcept nogil:
+    cdef int32_t i, k, n = 0
+    for i in range(MAX_JOBS):
+        if jobs[i].slot == NULL:
+            continue
+        k = n
+        while k > 0 and before(&jobs[i], order[k - 1]):
+            order[k] = order[k - 1]
+            k -= 1
+        order[k] = &jobs[i]
+        n += 1
+    return n
+
+
+cdef inline bint before(const Job *a, const Job *b) noexcept nogil:
+    return a.request.priority > b.request.priority or (a.request.priority == b.request.priority and a.ticket < b.ticket)
+
+
+cdef void step_job(CopierData *copier, Job *job, uint32_t *taken, const Guard *guard, Error *error) noexcept nogil:
+    cdef Slot *slot = job.slot
+    cdef int status
+    if slot.ticket != job.ticket or load_i32(&slot.status) < OK or load_i32(&slot.status) == OK:
+        job.slot = NULL         # it has ended
+        return
+    status = check_alive(copier, slot, error)
+    if status == OK:
+        status = look(copier, job, guard, error)
+    if status == OK and load_i32(&slot.status) == QUEUING:
+        if not job.started and not can_begin(copier, job):
+            pass
+        elif load_i32(&slot.verdict) != OK:
+            status = cut(copier, job, guard, error)
+        else:
+            status = go_on(copier, job, taken, guard, error)
+            if status == OK and load_i32(&slot.status) == QUEUING:
+                take_lanes(copier, job, taken)
+    if status != OK and load_i32(&slot.status) == QUEUING:
+        give_up(copier, slot, status, guard, error)
+        job.slot = NULL
+
+
+cdef bint can_begin(CopierData *copier, Job *job) noexcept nogil:
+    """Once the tickets that it comes behind are queued to their ends: their last events are recorded then."""
+    cdef const Slot *earlier
+    cdef int32_t i
+    for i in range(copier.n_slots):
+        if (job.slot.depends[i >> 6] >> (i & 63)) & 1:
+            earlier = &copier.slots[i]
+            if 0 < earlier.ticket < job.ticket and load_i32(&earlier.status) == QUEUING:
+                return False
+    return True
+
+
+cdef void take_lanes(CopierData *copier, const Job *job, uint32_t *taken) noexcept nogil:
+    cdef int32_t d
+    for d in range(copier.n_devices):
+        if job.started and job.slot.devices[d].used and not job.legs[d].course.ended:
+            taken[d] |= lanes_of_plan(copier, job.slot.plan, d)
+
+
+cdef int go_on(CopierData *copier, Job *job, const uint32_t *taken, const Guard *guard, Error *error) noexcept nogil:
+    """Queues on each device what its window has room for."""
+    cdef Slot *slot = job.slot
+    cdef int32_t d, queueing = 0
+    cdef int status = OK
+    job.started = True
+    for d in range(copier.n_devices):
+        if not slot.devices[d].used or job.legs[d].course.ended:
+            continue
+        if taken[d] & lanes_of_plan(copier, slot.plan, d) == 0 and status == OK:
+            status = fill_window(copier, job, &job.legs[d], guard, error)
+        queueing += not job.legs[d].course.ended
+    if status == OK and queueing == 0:
+        slot.submitted = max(slot.submitted, slot.started)
+        store_i32(&slot.status, AGAIN)
+        tell_news()
+    return status
+
+
+cdef int fill_window(CopierData *copier, Job *job, Leg *leg, const Guard *guard, Error *error) noexcept nogil:
+    cdef Window *window = &leg.window
+    cdef int64_t most
+    cdef Budget budget
+    cdef int status = OK
+    leg.course.units = job.units        # a plan that was made since may have moved them
+    while status == OK and not leg.course.ended and window.n < MAX_MARKERS and window.calls_ahead < CALLS_AHEAD:
+        # Two steps a window at least, so that there is something to do while one of them is looked at.
+        most = min(copier.chunk, max(job.ahead // 2, 1), job.ahead - window.bytes_ahead)
+        if most <= 0:
+            break
+        budget.bytes, budget.calls, budget.layers = most, CALLS_OF_A_STEP, 1 << 30
+        status = course_go(&leg.course, &budget, True, guard, error)
+        if status == OK and budget.calls < CALLS_OF_A_STEP:
+            job.slot.queued_bytes += most - budget.bytes
+            status = put_marker(leg, most - budget.bytes, CALLS_OF_A_STEP - budget.calls, guard, error)
+    return status
+
+
+cdef int cut(CopierData *copier, Job *job, const Guard *guard, Error *error) noexcept nogil:
+    """Ends a ticket that was cut short where it is. What it has queued lands, and behind that and its place in line the ticket ends."""
+    cdef Slot *slot = job.slot
+    cdef int32_t d
+    cdef int status = OK
+    for d in range(copier.n_devices):
+        if status == OK and slot.devices[d].used and not job.legs[d].course.ended:
+            if not job.started:         # what the request waits for does not matter any more
+                job.legs[d].course.gate = NULL
+            status = course_cut(&job.legs[d].course, guard, error)
+    if status == OK:
+        store_i32(&slot.status, AGAIN)
+    return status
+
+
+cdef int check_alive(CopierData *copier, Slot *slot, Error *error) noexcept nogil:
+    cdef int32_t d, code
+    for d in range(copier.n_devices):
+        code = load_i32(&copier.devices[d].poisoned)
+        if slot.devices[d].used and code != 0:
+            error.device, error.cuda_code = copier.devices[d].device, code
+            return outcome(error, POISONED, REASON_CUDA, "device %d failed earlier with %s (%d): restart the process", error.device,
+                           rt.cudaGetErrorName(code), code)
+    return OK
+
+
+# ---- markers: what has landed
+
+cdef int put_marker(Leg *leg, int64_t bytes, int32_t calls, const Guard *guard, Error *error) noexcept nogil:
+    cdef Window *window = &leg.window
+    cdef DeviceLanes *device = leg.course.device
+    cdef int32_t i = (window.first + window.n) % MAX_MARKERS
+    cdef int status = record(device, window.events[i], lane_stream(&device.lanes[leg.course.only]), guard, error)
+    if status == OK:
+        window.bytes[i], window.calls[i] = bytes, calls
+        window.n += 1
+        window.bytes_ahead += bytes
+        window.calls_ahead += calls
+    return status
+
+
+cdef int look(CopierData *copier, Job *job, const Guard *guard, Error *error) noexcept nogil:
+    """Takes what has landed out of the windows."""
+    cdef Window *window
+    cdef int32_t d
+    cdef int code
+    for d in range(copier.n_devices):
+        window = &job.legs[d].window
+        while job.slot.devices[d].used and window.n > 0:
+            code = rt.cudaEventQuery(window.events[window.first])
+            if code == cudaErrorNotReady:
+                break
+            if code != 0:
+                return cuda_failed(FAILED, code, "cudaEventQuery", copier.devices[d].device, guard, error)
+            add_i64(&job.slot.landed, window.bytes[window.first])
+            window.bytes_ahead -= window.bytes[window.first]
+            window.calls_ahead -= window.calls[window.first]
+            window.first = (window.first + 1) % MAX_MARKERS
+            window.n -= 1
+    return OK
+
+
+cdef void forget_markers(Leg *leg) noexcept nogil:
+    leg.window.first = leg.window.n = leg.window.calls_ahead = 0
+    leg.window.bytes_ahead = 0
+
+
+# ---- cancelling
+
+cdef int ticket_cancel(Ticket ticket, Error *error) noexcept nogil:
+    cdef CopierData *copier = the_tables()
+    cdef Slot *slot
+    cdef int32_t i
+    cdef int status = AGAIN
+    if in_hook():
+        return of_hook("cancel", error)
+    slot = pin(ticket)
+    if slot == NULL:
+        return no_ticket(ticket, error)
+    pthread_mutex_lock(&copier.lock)
+    for i in range(MAX_JOBS):
+        if jobs[i].slot == slot and jobs[i].ticket == ticket.v and load_i32(&slot.status) == QUEUING:
+            status = OK
+            if load_i32(&slot.verdict) == OK:
+                outcome(error, CANCELLED, REASON_NONE, "cancelled after %ld of %ld bytes", slot.queued_bytes, slot.bytes)
+                error.wanted, error.found = slot.bytes, slot.queued_bytes
+                cut_short(copier, slot, CANCELLED, error)
+                clear(error)
+    pthread_mutex_unlock(&copier.lock)
+    unpin(slot)
+    if status == OK:
+        ring_bell()
+    return status
+
+
+# ---- the thread, opening and closing
+
+cdef void *run(void *copier) noexcept nogil:
+    """Looks at the jobs whenever the bell rings, and now and then while there are some."""
+    global rung
+    cdef timespec until
+    cdef int64_t at
+    cdef bint stop = False
+    cdef int left
+    while not stop:
+        pthread_mutex_lock(&(<CopierData *>copier).lock)
+        left = step(<CopierData *>copier)
+        pthread_mutex_unlock(&(<CopierData *>copier).lock)
+        at = now() + (LOOK_NS if left > 0 else IDLE_NS)
+        until.tv_sec, until.tv_nsec = at // 1000000000, at % 1000000000
+        pthread_mutex_lock(&bell_lock)
+        while not rung and not stopping and now() < at:
+            pthread_cond_timedwait(&bell, &bell_lock, &until)
+        rung, stop = False, stopping
+        pthread_mutex_unlock(&bell_lock)
+    return NULL
+
+
+cdef int worker_open(CopierData *copier, Error *error) noexcept nogil:
+    global has_thread, stopping
+    cdef Guard guard
+    cdef int32_t i, d
+    cdef int status = guard_enter(&guard, error)
+    if status != OK:
+        return status
+    for i in range(MAX_JOBS):
+        jobs[i].slot = NULL
+        jobs[i].legs = <Leg *>calloc(copier.n_devices, sizeof(Leg))
+        if jobs[i].legs == NULL:
+            status = outcome(error, REFUSED, REASON_MEMORY, "no host memory for %d fed tickets", <int>MAX_JOBS)
+    for d in range(copier.n_devices):
+        for i in range(MAX_JOBS):
+            if status == OK:
+                status = make_leg(&jobs[i].legs[d], &copier.devices[d], &guard, error)
+    guard_leave(&guard, status, error)
+    if status != OK:
+        return status
+    stopping = False
+    if rt.adopt_worker == NULL or not rt.adopt_worker(worker_step):
+        if pthread_create(&thread, NULL, run, copier) != 0:
+            return outcome(error, REFUSED, REASON_MEMORY, "the worker's thread could not be made")
+        has_thread = True
+    return OK
+
+
+cdef void worker_close(CopierData *copier, Error *error) noexcept nogil:
+    global has_thread, stopping, max_parts
+    cdef Guard guard
+    cdef int32_t i, d
+    cdef bint alive = True
+    cdef int status
+    if has_thread:
+        pthread_mutex_lock(&bell_lock)
+        stopping = True
+        pthread_cond_broadcast(&bell)
+        pthread_mutex_unlock(&bell_lock)
+        pthread_join(thread, NULL)
+        has_thread = False
+    elif rt.adopt_worker != NULL:
+        rt.adopt_worker(NULL)
+    status = guard_enter(&guard, error)
+    if status == POISONED:
+        poison_all(copier, error.cuda_code)
+    elif status != OK:          # what follows has to be done all the same
+        error.status = FAILED
+    for d in range(copier.n_devices):
+        alive = alive and load_i32(&copier.devices[d].poisoned) == 0
+    for i in range(MAX_JOBS):
+        for d in range(copier.n_devices if alive and jobs[i].legs != NULL else 0):
+            free_leg(&jobs[i].legs[d], &copier.devices[d], &guard, error)
+        free(jobs[i].legs)
+        free(jobs[i].units)
+        jobs[i].legs, jobs[i].units, jobs[i].slot = NULL, NULL, NULL
+    max_parts = 0
+    guard_leave(&guard, OK, error)
+
+
+cdef void worker_finish(CopierData *copier) noexcept nogil:
+    cdef int32_t i, left = 1
+    while left > 0:
+        left = 0
+        pthread_mutex_lock(&copier.lock)
+        for i in range(MAX_JOBS):
+            left += jobs[i].slot != NULL and jobs[i].slot.ticket == jobs[i].ticket and load_i32(&jobs[i].slot.status) == QUEUING
+        pthread_mutex_unlock(&copier.lock)
+        if left > 0 and not ran_something():
+            nap()               # the worker is at it
+
+
+cdef int worker_reserve(int32_t parts, Error *error) noexcept nogil:
+    global max_parts
+    cdef Units *grown
+    cdef int32_t i
+    for i in range(MAX_JOBS if parts > max_parts else 0):
+        grown = <Units *>realloc(jobs[i].units, parts * sizeof(Units))
+        if grown == NULL:
+            return outcome(error, REFUSED, REASON_MEMORY, "no host memory for fed tickets of %d parts", parts)
+        jobs[i].units = grown
+    max_parts = max(max_parts, parts)
+    return OK
+
+
+cdef int make_leg(Leg *leg, const DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
+    cdef int32_t i
+    cdef int status
+    cdef int code = rt.cudaSetDevice(device.device)
+    if code != 0:
+        return cuda_failed(REFUSED, code, "cudaSetDevice", device.device, guard, error)
+    status = make_stream(&leg.gate_stream, device, guard, error)
+    if status == OK:
+        status = make_event(&leg.gate, cudaEventDisableTiming, device, guard, error)
+    for i in range(MAX_MARKERS):
+        if status == OK:
+            status = make_event(&leg.window.events[i], cudaEventDisableTiming, device, guard, error)
+    return status
+
+
+cdef void free_leg(Leg *leg, const DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
+    cdef int32_t i
+    free_stream(leg.gate_stream, device, guard, error)
+    free_event(leg.gate, device, guard, error)
+    for i in range(MAX_MARKERS):
+        free_event(leg.window.events[i], device, guard, error)

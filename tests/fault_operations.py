@@ -1,0 +1,384 @@
+"""What is done under a fault in test_fault_sweep: each operation that calls CUDA, what it needs before, and what it
+promises where one of its calls fails."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import strata_copy as sc
+from fixtures import Memory, after_copy, differences, read
+from strata_copy import host_runtime, runtime
+
+COPY_CALLS = ("cudaMemcpyAsync", "cudaMemcpy2DAsync")
+MODE_CALL = "cudaThreadExchangeStreamCaptureMode"
+DRAIN_CALL = "cudaStreamSynchronize"
+UPTO, CAPACITY = 21, 24
+
+
+def conversation():
+    """Small, with everything that makes a submit call CUDA: bundles, layers, rows with gaps, a patch."""
+    growth, parts = sc.Growth, [sc.Part(name="window", layer=-1, unit_bytes=40, growth=sc.Growth.state())]
+    for layer in range(4):
+        if layer % 2:
+            parts += [
+                sc.Part(name="k", layer=layer, unit_bytes=64, growth=growth.linear(4, ceil=True)),
+                sc.Part(name="pooled", layer=layer, unit_bytes=32, growth=growth.linear(4, extra=1)),
+                sc.Part(name="idx_dead", layer=layer, unit_bytes=32, growth=growth.const()),
+            ]
+        else:
+            parts.append(sc.Part(name="recurrent", layer=layer, unit_bytes=48, growth=growth.state()))
+    return sc.Layout(parts, patches=[sc.Patch(layer=layer, part="pooled", source="idx_dead") for layer in (1, 3)])
+
+
+LAYOUT = conversation()
+
+
+def everywhere(side):
+    """Parts on two devices and in pinned memory, some with gaps between their units: all routes and kinds of copy."""
+
+    def where(i, part):
+        kinds = [("device", "device"), ("device", "pinned"), ("pinned", "device")][i % 3]
+        stride = part.unit_bytes + (32 if part.name == "k" else 0)
+        return {"kind": kinds[side], "device": max(part.layer, 0) % 2, "stride": stride}
+
+    return where
+
+
+# Places of source and target, and the devices of the copier.
+ROUTES = {
+    "local": ("device", "device", (0,)),
+    "out": ("device", "pinned", (0,)),
+    "in": ("pinned", "device", (0,)),
+    "host": ("pinned", "pinned", (0,)),
+    "mixed": (everywhere(0), everywhere(1), (0, 1)),
+}
+
+
+class Image(Memory):
+    """A Memory whose pattern is made once: thousands are made of it."""
+
+    def pattern(self):
+        return [noise(self.tag, i, size) for i, (_, _, size) in enumerate(self.blocks)]
+
+
+@functools.cache
+def noise(tag, i, size):
+    return np.random.default_rng((tag, i)).integers(0, 256, size, np.uint8)
+
+
+class Scene:
+    """Three conversations and a copier on a host runtime as new, where nothing is executed by itself."""
+
+    def __init__(self, route, opened):
+        host_runtime.configure(devices=2, seed=1)
+        source, target, self.devices = ROUTES[route]
+        marks = (CAPACITY,)
+        self.source, self.target = Image(LAYOUT, 1, source, marks), Image(LAYOUT, 2, target, marks)
+        self.third = Image(LAYOUT, 3, target, marks)
+        self.stream, self.event = runtime.stream_create(), runtime.event_create()
+        runtime.event_record(self.event, self.stream)
+        runtime.stream_synchronize(self.stream)
+        self.after = [sc.Event(self.event), sc.Stream(self.stream)]
+        self.wanted = after_copy(self.source, self.target, UPTO)
+        self.live = host_runtime.live()
+        self.tickets, self.copier = [], None
+        if opened:
+            self.open()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *rest):
+        try:
+            if self.copier is not None:
+                self.copier.close()
+        except sc.CopyError:  # that an error ended
+            assert kind is not None
+
+    def open(self):
+        self.copier = sc.Copier(self.devices, tickets=3, layer_events=10, chunk=256, patience=1e-9)
+        self.plan = self.copier.plan(self.source.state, self.target.state)
+        self.back = self.copier.plan(self.target.state, self.third.state)
+
+    def submit(self, plan=None):
+        self.tickets.append((plan or self.plan).submit(UPTO, after=self.after))
+        return self.tickets[-1]
+
+    def settle(self):
+        """All that is queued is executed."""
+        before = runtime.get_device()
+        for device in (0, 1):
+            runtime.set_device(device)
+            runtime.device_synchronize()
+        runtime.set_device(before)
+
+    def bytes_of_target(self):
+        return b"".join(read(base, size).tobytes() for _, base, size in self.target.blocks)
+
+    def check_quiet(self):
+        """Nothing that still runs writes the target."""
+        before = self.bytes_of_target()
+        self.settle()
+        assert self.bytes_of_target() == before
+
+    def check_copied(self):
+        assert differences(self.target, self.wanted) == []
+        assert self.target.state.valid
+
+    def check_ended_well(self, ticket):
+        third = ticket.plan is self.back
+        wanted = after_copy(self.target, self.third, UPTO) if third else self.wanted
+        assert differences(self.third if third else self.target, wanted) == []
+
+    def check_next_copy(self):
+        """The target is no source until it was reset; then a whole copy is right."""
+        if not self.target.state.valid:
+            with pytest.raises(sc.Refused) as refused:
+                self.back.submit(UPTO, after=self.after)
+            assert refused.value.reason == "invalid"
+            self.target.state.reset()
+        self.target.fill()
+        assert self.submit().sync(60)
+        self.check_copied()
+        self.target.fill()
+        self.tickets.clear()
+
+
+class Operation:
+    """`act` is what is done under a fault, after `prepare`.
+
+    routes: on which it is done. opened: with an open copier. moves: it queues copies itself. threaded: CUDA is called
+    in a thread of its own, so that the caller's pending error is not seen.
+    """
+
+    routes, opened, moves, threaded = tuple(ROUTES), True, False, False
+
+    def prepare(self, scene):
+        pass
+
+    def arm(self):
+        """Arms what the operation is about, besides the fault that is tried."""
+
+    def act(self, scene):
+        raise NotImplementedError
+
+    def tries(self, function):
+        """Whether the calls of this function are made to fail."""
+        return True
+
+    def told(self, scene, fault, started):
+        """The class of the exception, or None where `act` succeeds all the same. started: a copy call was made."""
+        return None if fault.restores else sc.Refused
+
+    def told_of_the_end(self, fault):
+        """The same for a code that ends the device. Where the last call fails, what is told is what was done."""
+        return None if fault.restores else sc.Poisoned
+
+    def names_the_call(self, error, fault):
+        """event_captured is this library's name for a function of the driver."""
+        assert error.cuda_code == fault.code
+        assert error.call == ("cuEventElapsedTime" if fault.function == "event_captured" else fault.function)
+
+    def check(self, scene, error, started):
+        """What holds behind it. `error`: what it ended with, or None."""
+
+
+class Open(Operation):
+    # It does not know what will be copied: on the devices of all routes.
+    routes, opened, threaded = ("mixed",), False, True
+
+    def act(self, scene):
+        scene.open()
+
+    def told(self, scene, fault, started):
+        if fault.function == DRAIN_CALL and fault.forever:
+            return sc.Poisoned  # what may still be written to cannot be given back
+        return super().told(scene, fault, started)
+
+    def check(self, scene, error, started):
+        assert scene.target.state.valid
+        assert differences(scene.target, scene.target.pattern()) == []
+        if error is not None:
+            assert host_runtime.live() == scene.live
+            scene.open()
+
+
+class Submit(Operation):
+    """With a ticket in flight that reads the target."""
+
+    moves = True
+
+    def prepare(self, scene):
+        scene.submit(scene.back)
+
+    def act(self, scene):
+        scene.submit()
+
+    def told(self, scene, fault, started):
+        return None if fault.restores else sc.Failed if started else sc.Refused
+
+    def check(self, scene, error, started):
+        reader = scene.tickets[0]
+        if error is None:
+            assert scene.tickets[1].sync(60)
+            scene.check_copied()
+        else:
+            assert scene.target.state.valid == (not started)
+            scene.check_quiet()
+            assert started or differences(scene.target, scene.target.pattern()) == []
+        assert reader.sync(60)
+        assert differences(scene.third, after_copy(scene.target, scene.third, UPTO)) == []
+        scene.third.fill()
+        assert not scene.target.state.busy
+
+
+class GiveUp(Operation):
+    """A submit whose second copy call fails: what it does until it may say so."""
+
+    moves = True
+
+    def arm(self):
+        host_runtime.fail("cudaMemcpyAsync", 2, 1)
+
+    def act(self, scene):
+        scene.submit()
+
+    def tries(self, function):
+        return function in (DRAIN_CALL, MODE_CALL)
+
+    def told(self, scene, fault, started):
+        if fault.function == DRAIN_CALL:
+            return sc.Poisoned if fault.forever else sc.Failed  # asked twice
+        return sc.Failed if fault.restores else sc.Refused
+
+    def told_of_the_end(self, fault):
+        return sc.Failed if fault.restores else sc.Poisoned
+
+    def names_the_call(self, error, fault):
+        assert (error.call, error.cuda_code) in (("cudaMemcpyAsync", 1), (fault.function, fault.code))
+        assert error.restored == (not fault.restores)
+
+    def check(self, scene, error, started):
+        assert scene.target.state.valid == (not started)
+        scene.check_quiet()
+
+
+class Waiting(Operation):
+    """A wait behind a ticket in flight."""
+
+    def prepare(self, scene):
+        scene.submit()
+
+    def check(self, scene, error, started):
+        assert scene.tickets[0].sync(60)
+        scene.check_copied()
+
+
+class WaitLayer(Waiting):
+    def act(self, scene):
+        assert scene.tickets[0].wait_layer(1, scene.stream)
+
+
+class WaitDone(Waiting):
+    def act(self, scene):
+        assert scene.tickets[0].wait_done(scene.stream)
+
+
+class WaitSource(Waiting):
+    def act(self, scene):
+        assert scene.tickets[0].wait_source(scene.stream)
+
+
+class Sync(Waiting):
+    """With a part of the copy executed, so that CUDA is not asked too often."""
+
+    def prepare(self, scene):
+        scene.submit()
+        host_runtime.step(max(0, host_runtime.pending() - 12))
+
+    def act(self, scene):
+        assert scene.tickets[0].sync(60)
+
+    def told(self, scene, fault, started):
+        if fault.function == MODE_CALL:
+            return None if fault.restores and (fault.last or not fault.forever) else sc.Refused
+        return sc.Failed
+
+    def told_of_the_end(self, fault):
+        return None if fault.restores and fault.last else sc.Poisoned
+
+    def names_the_call(self, error, fault):
+        assert error.cuda_code == fault.code
+        assert error.call == fault.function or type(error) is sc.Poisoned  # the ticket only knows the code
+
+    def check(self, scene, error, started):
+        if type(error) is sc.Failed:
+            assert not scene.target.state.valid
+            assert not scene.target.state.busy
+            scene.check_quiet()
+        else:
+            super().check(scene, error, started)
+
+
+class Finished(Sync):
+    """It raises nothing: a ticket says how it ended."""
+
+    def act(self, scene):
+        for ticket in scene.copier.finished():
+            if ticket.error is not None:
+                raise ticket.error
+
+    def told(self, scene, fault, started):
+        return None if fault.function == MODE_CALL else sc.Failed
+
+    def told_of_the_end(self, fault):
+        return None if fault.restores else sc.Poisoned
+
+
+class Close(Operation):
+    """With a ticket in flight."""
+
+    routes, threaded = ("mixed",), True
+
+    def prepare(self, scene):
+        scene.submit()
+
+    def act(self, scene):
+        scene.copier.close()
+
+    def told(self, scene, fault, started):
+        if fault.function == MODE_CALL:  # twice, and only the closing tells
+            return sc.Failed if fault.nth == 3 or (fault.forever and fault.nth < 3) else None
+        if fault.function == DRAIN_CALL:
+            return sc.Poisoned if fault.forever else None  # asked twice
+        return sc.Failed
+
+    def told_of_the_end(self, fault):
+        return None if (fault.function, fault.nth) == (MODE_CALL, 4) else sc.Poisoned
+
+    def names_the_call(self, error, fault):
+        assert error.cuda_code == fault.code
+        assert error.call in (fault.function, "") or (fault.restores and error.call == DRAIN_CALL)  # found out then
+
+    def check(self, scene, error, started):
+        assert scene.copier.closed
+        assert scene.tickets[0].done
+        scene.check_copied()
+        left = {kind: n - scene.live[kind] for kind, n in host_runtime.live().items()}
+        assert min(left.values()) == 0
+        assert (sum(left.values()) > 0) == (error is not None and error.call != MODE_CALL)
+        scene.open()
+
+
+OPERATIONS = {
+    "open": Open(),
+    "submit": Submit(),
+    "give up": GiveUp(),
+    "wait_layer": WaitLayer(),
+    "wait_done": WaitDone(),
+    "wait_source": WaitSource(),
+    "sync": Sync(),
+    "finished": Finished(),
+    "close": Close(),
+}

@@ -1,0 +1,210 @@
+"""Every CUDA call of every operation fails in turn, with every code that is known of it, once and for good, with and
+without an error of other code pending: what is told is true, nothing of ours is in flight then, and the next copy is
+whole. What the operations are and what each promises is in fault_operations.py, the codes are in fault_codes.py."""
+
+from dataclasses import dataclass
+
+import pytest
+
+import strata_copy as sc
+from fault_codes import CODES, NEVER_FAIL, STICKY
+from fault_operations import COPY_CALLS, MODE_CALL, OPERATIONS, UPTO, Scene
+from fixtures import untouched
+from strata_copy import host_runtime, runtime
+
+pytestmark = pytest.mark.host
+
+FOREIGN = 101
+THREAD_LOCAL, RELAXED = 1, 2
+
+
+@dataclass(frozen=True)
+class Fault:
+    function: str
+    nth: int
+    last: bool  # there is no later one where nothing fails
+    code: int
+    forever: bool
+    foreign: bool  # an error of other code is pending
+
+    @property
+    def sticky(self):
+        return self.code in STICKY
+
+    @property
+    def restores(self):
+        """It is at the call that puts the capture mode back: they come in pairs."""
+        return self.function == MODE_CALL and self.nth % 2 == 0
+
+
+def calls_of(operation, route):
+    """How often an operation calls each function that can fail."""
+    with Scene(route, operation.opened) as scene:
+        operation.prepare(scene)
+        operation.arm()
+        before = host_runtime.calls()
+        try:
+            operation.act(scene)
+        except sc.CopyError:
+            assert host_runtime.clear_faults() > 0  # those of `arm`
+        made = {name: count - before[name] for name, count in host_runtime.calls().items() if count > before[name]}
+    assert set(made) <= {*CODES, *NEVER_FAIL}
+    return {function: made[function] for function in CODES if function in made and operation.tries(function)}
+
+
+MANY = 20
+
+
+def variants(code, i, count):
+    """(for good, beside a foreign error): all four. After a code that ends the device every later call fails anyhow:
+    two then, and one in turn where a function is called many times."""
+    if code not in STICKY:
+        return [(forever, foreign) for forever in (False, True) for foreign in (False, True)]
+    both = [(False, i % 4 > 1), (True, i % 4 < 2)]
+    return both if count < MANY else [both[i % 2]]
+
+
+def all_faults(calls):
+    return [
+        Fault(function, nth, nth == count, code, *variant)
+        for function, count in calls.items()
+        for nth in range(1, count + 1)
+        for i, code in enumerate(CODES[function])
+        for variant in variants(code, i + nth, count)
+    ]
+
+
+def one_for_each_code(calls):
+    """Of each function one call for each code, dealt in turn."""
+    faults = []
+    for function, count in calls.items():
+        for i, code in enumerate(CODES[function]):
+            nth, choice = 1 + 5 * i % count, variants(code, i, count)
+            faults.append(Fault(function, nth, nth == count, code, *choice[i // 3 % len(choice)]))
+    return faults
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_each_operation_meets_each_code(name, fault_pairs):
+    operation = OPERATIONS[name]
+    for turn, route in enumerate(operation.routes):
+        calls = calls_of(operation, route)
+        faults = one_for_each_code(calls)[turn :: len(operation.routes)]
+        assert run(operation, name, route, faults, fault_pairs) == len(faults)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "route"), [(name, route) for name, op in OPERATIONS.items() for route in op.routes])
+def test_every_call_fails_in_turn_with_every_code(name, route, fault_pairs):
+    operation = OPERATIONS[name]
+    calls = calls_of(operation, route)
+    wanted = sum(count * len(CODES[function]) for function, count in calls.items())
+    assert run(operation, name, route, all_faults(calls), fault_pairs) == wanted
+
+
+def test_every_function_that_can_fail_is_called_by_an_operation():
+    called = {function for op in OPERATIONS.values() for route in op.routes for function in calls_of(op, route)}
+    assert called == set(CODES)
+
+
+def run(operation, name, route, faults, fault_pairs):
+    """Tries them all and returns how many (call, code) pairs there were."""
+    tried = set()
+    for fault in faults:
+        with Scene(route, operation.opened) as scene:
+            try:
+                try_one(scene, operation, fault)
+            except BaseException as wrong:
+                raise AssertionError(f"{name} on route {route}: {fault}") from wrong
+        tried.add((name, route, fault.function, fault.nth, fault.code))
+    fault_pairs |= tried
+    return len(tried)
+
+
+def try_one(scene, operation, fault):
+    operation.prepare(scene)
+    device, mode = runtime.get_device(), runtime.capture_mode(THREAD_LOCAL)
+    if fault.foreign:
+        with pytest.raises(runtime.CudaError):
+            runtime.set_device(99)
+    live, before, error = host_runtime.live(), host_runtime.calls(), None
+    operation.arm()
+    host_runtime.fail(fault.function, fault.nth, fault.code, fault.forever)
+    try:
+        operation.act(scene)
+    except sc.CopyError as raised:
+        error = raised
+    pending = runtime.peek_last_error()
+    host_runtime.clear_faults()
+    assert calls_since(before, [fault.function]) >= fault.nth
+    started = calls_since(before, COPY_CALLS) > 0
+    assert runtime.get_device() == device
+    check_mode(fault, error, runtime.capture_mode(mode))
+    if operation is not OPERATIONS["open"]:
+        assert all(host_runtime.live()[kind] <= n for kind, n in live.items())
+    assert host_runtime.violations() == []
+    wanted = operation.told_of_the_end(fault) if fault.sticky else operation.told(scene, fault, started)
+    assert type(error) is (wanted or type(None)), error
+    if error is not None:
+        operation.names_the_call(error, fault)
+    if not fault.sticky:
+        foreign_seen = fault.foreign and not operation.threaded
+        assert error is None or error.pending_before == (FOREIGN if foreign_seen else 0)
+        assert (pending != 0) == fault.foreign
+        runtime.get_last_error()
+    if fault.sticky or wanted is sc.Poisoned:
+        assert untouched(scene.source)
+        assert started or not operation.moves or untouched(scene.target)
+        check_dead(scene, fault)
+        return
+    assert untouched(scene.source)
+    operation.check(scene, error, started)
+    scene.check_next_copy()
+    assert host_runtime.violations() == []
+
+
+def calls_since(before, functions):
+    after = host_runtime.calls()
+    return sum(after[name] - before[name] for name in functions)
+
+
+def check_mode(fault, error, mode):
+    """The capture mode is as before, or the error says that it is not."""
+    if error is not None:
+        assert mode == (THREAD_LOCAL if error.restored else RELAXED)
+    else:
+        assert mode == THREAD_LOCAL or fault.restores
+
+
+def check_dead(scene, fault):
+    """Whatever is asked, CUDA is not, and everybody is told."""
+    if scene.copier is None or scene.copier.closed:
+        return
+    if fault.restores:  # the operation went well: the library does not know yet
+        check_poisoned(lambda: scene.plan.submit(UPTO, after=scene.after))
+    before = host_runtime.calls()
+    check_poisoned(lambda: scene.plan.submit(UPTO, after=scene.after))
+    for ticket in scene.tickets:
+        check_ticket_of_a_dead_device(scene, ticket)
+    scene.copier.finished()
+    assert {name for name, count in host_runtime.calls().items() if count > before[name]} <= {"cudaGetErrorName"}
+    live = host_runtime.live()
+    check_poisoned(scene.copier.close)
+    assert host_runtime.live() == live
+
+
+def check_ticket_of_a_dead_device(scene, ticket):
+    if ticket.done and ticket.error is None:  # it had ended before
+        scene.check_ended_well(ticket)
+        return
+    check_poisoned(ticket.poll)
+    check_poisoned(ticket.sync)
+    check_poisoned(lambda: ticket.wait_layer(1, scene.stream))
+    check_poisoned(lambda: ticket.wait_done(scene.stream))
+    assert not ticket.target.valid
+    assert ticket.target.busy
+
+
+def check_poisoned(act):
+    with pytest.raises(sc.Poisoned):
+        act()
