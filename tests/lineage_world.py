@@ -217,6 +217,8 @@ class World:
             source.wait()  # it is read only once it is published
         units = rules.first_units(source.lineage, target.lineage, upto, banks, begin, groups)
         how = {"begin": begin, "groups": groups, "after": SYNCED}
+        if self.random.random() < 0.3:
+            how["feed"] = True  # the worker queues it, and what comes later behind it
         if banks[0]:
             how["src_bank"] = banks[0]
         if banks[1]:
