@@ -267,7 +267,7 @@ def test_a_layer_that_the_ticket_has_not_is_refused(held, consumer, scene, strea
 
 @pytest.mark.host
 def test_a_layer_that_is_not_queued_yet_is_waited_for_or_said_to_be_late(consumer, memory, stream):
-    """Another thread is inside submit, where a full stream holds it; its first layer is queued, its last is not."""
+    """It is long, so the worker queues it: the first window now, the rest once the gate has opened."""
     from host_table import Gate
 
     growth = sc.Growth.linear()
@@ -292,7 +292,8 @@ def test_a_layer_that_is_not_queued_yet_is_waited_for_or_said_to_be_late(consume
             assert flight.wait_done(stream, 1000) == AGAIN
             assert flight.poll()[0] == AGAIN
             assert consumer.finished(copier, 4) == ([], 0)
-            assert threads[0].is_alive()
+            threads[0].join(30)
+            assert not threads[0].is_alive()  # submit has returned
             threads.append(threading.Thread(target=lambda: answers.append(flight.wait_layer(999, stream, -1))))
             threads[1].start()
         finally:

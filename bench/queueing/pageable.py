@@ -11,7 +11,7 @@ from common.setting import Case, Setting, verify
 from queueing.loops import WHAT, by_cudamemcpy, by_submit
 from strata_copy.layout import Layout
 from strata_copy.presets import uniform
-from strata_copy.rig import Session, pattern
+from strata_copy.rig import Block, Session, pattern
 
 FRESH = 5  # goal: times the speed of cudaMemcpy
 TOKENS = {False: 16384, True: 256}  # of 64 KiB; by whether it is quick
@@ -20,10 +20,10 @@ TOKENS = {False: 16384, True: 256}  # of 64 KiB; by whether it is quick
 class Fresh(Session):
     """A session in pageable memory whose pages nobody has touched: no page is there before a copy writes to it."""
 
-    def _allocate(self) -> int:
-        pages = mmap.mmap(-1, self.bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._memory = np.frombuffer(pages, np.uint8)
-        return self._memory.ctypes.data
+    def _allocate(self, block: Block) -> int:
+        pages = mmap.mmap(-1, block.end - block.begin, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._memory.append(np.frombuffer(pages, np.uint8))
+        return self._memory[-1].ctypes.data
 
 
 def rows(setting: Setting, result: Result) -> list[Figure]:
