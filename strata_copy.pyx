@@ -19,8 +19,8 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 cimport strata_copy.abi as abi
+from strata_copy.abi cimport AGAIN, API_VERSION, FAILED, OK, REASON_CLOSED, REASON_LAYOUT, REFUSED, Error
 from strata_copy.arena cimport Arena, ArenaData, arena_data
-from strata_copy.abi cimport AGAIN, API_VERSION, FAILED, FEED, OK, QUEUE_ALL, REASON_CLOSED, REASON_LAYOUT, REFUSED, Error
 from strata_copy.atomics cimport load_i32, load_u64
 from strata_copy.copier cimport Opening, the_copier
 from strata_copy.courses cimport in_hook

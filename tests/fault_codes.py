@@ -16,6 +16,7 @@ CAPTURED_EVENT = 907
 # Of each function what it documents itself, and what facts about captures and pinned memory add.
 OWN = {
     "cudaThreadExchangeStreamCaptureMode": (INVALID_VALUE,),
+    "cudaGetDevice": (INVALID_VALUE, NO_DEVICE_NOW),
     "cudaSetDevice": (BAD_DEVICE, NO_DEVICE_NOW, 34, 36, 802, 803, 804),
     "cudaDeviceGetAttribute": (INVALID_VALUE, BAD_DEVICE),
     "cudaMalloc": (INVALID_VALUE, NO_MEMORY, CAPTURE_UNSUPPORTED),

@@ -1,18 +1,23 @@
 """What is done under a fault in test_fault_sweep: each operation that calls CUDA, what it needs before, and what it
 promises where one of its calls fails."""
 
+import contextlib
 import functools
+from types import MappingProxyType
 
 import numpy as np
 import pytest
 
 import strata_copy as sc
 from fixtures import Memory, after_copy, differences, read
+from hooks import SIGNATURE, address
 from strata_copy import host_runtime, runtime
 
 COPY_CALLS = ("cudaMemcpyAsync", "cudaMemcpy2DAsync")
 MODE_CALL = "cudaThreadExchangeStreamCaptureMode"
 DRAIN_CALL = "cudaStreamSynchronize"
+DEVICE_CALL = "cudaSetDevice"
+TURN_CALL = "cudaStreamQuery"  # which the library does not make: in it the worker may have a turn
 UPTO, CAPACITY = 21, 24
 
 
@@ -50,7 +55,7 @@ ROUTES = {
     "local": ("device", "device", (0,)),
     "out": ("device", "pinned", (0,)),
     "in": ("pinned", "device", (0,)),
-    "host": ("pinned", "pinned", (0,)),
+    "ring": ("pinned", "pinned", (0,)),
     "mixed": (everywhere(0), everywhere(1), (0, 1)),
 }
 
@@ -70,7 +75,7 @@ def noise(tag, i, size):
 class Scene:
     """Three conversations and a copier on a host runtime as new, where nothing is executed by itself."""
 
-    def __init__(self, route, opened):
+    def __init__(self, route, operation):
         host_runtime.configure(devices=2, seed=1)
         source, target, self.devices = ROUTES[route]
         marks = (CAPACITY,)
@@ -82,8 +87,9 @@ class Scene:
         self.after = [sc.Event(self.event), sc.Stream(self.stream)]
         self.wanted = after_copy(self.source, self.target, UPTO)
         self.live = host_runtime.live()
-        self.tickets, self.copier = [], None
-        if opened:
+        self.tickets, self.copier, self.how = [], None, operation.copier
+        self.route, self.by_worker = route, False
+        if operation.opened:
             self.open()
 
     def __enter__(self):
@@ -97,13 +103,20 @@ class Scene:
             assert kind is not None
 
     def open(self):
-        self.copier = sc.Copier(self.devices, tickets=3, layer_events=10, chunk=256, patience=1e-9)
+        how = {"tickets": 3, "layer_events": 10, "chunk": 256, "patience": 1e-9, **self.how}
+        self.copier = sc.Copier(self.devices, **how)
         self.plan = self.copier.plan(self.source.state, self.target.state)
         self.back = self.copier.plan(self.target.state, self.third.state)
 
-    def submit(self, plan=None):
-        self.tickets.append((plan or self.plan).submit(UPTO, after=self.after))
+    def submit(self, plan=None, **how):
+        self.tickets.append((plan or self.plan).submit(UPTO, after=self.after, **how))
         return self.tickets[-1]
+
+    def turn(self):
+        """The worker may have one, and something is executed."""
+        with contextlib.suppress(runtime.CudaError):  # of a device that has ended
+            runtime.stream_query(self.stream)
+        host_runtime.step(1)
 
     def settle(self):
         """All that is queued is executed."""
@@ -148,11 +161,12 @@ class Scene:
 class Operation:
     """`act` is what is done under a fault, after `prepare`.
 
-    routes: on which it is done. opened: with an open copier. moves: it queues copies itself. threaded: CUDA is called
-    in a thread of its own, so that the caller's pending error is not seen.
+    routes: on which it is done. opened: with an open copier, which `copier` is for. moves: it queues copies itself.
+    threaded: CUDA is called in a thread of its own, so that the caller's pending error is not seen.
     """
 
     routes, opened, moves, threaded = tuple(ROUTES), True, False, False
+    copier = MappingProxyType({})
 
     def prepare(self, scene):
         pass
@@ -163,12 +177,13 @@ class Operation:
     def act(self, scene):
         raise NotImplementedError
 
-    def tries(self, function):
-        """Whether the calls of this function are made to fail."""
-        return True
+    def tries(self, function, calls):
+        """How many of the calls of this function are made to fail, each in turn."""
+        return calls
 
     def told(self, scene, fault, started):
-        """The class of the exception, or None where `act` succeeds all the same. started: a copy call was made."""
+        """The class of the exception, or None where `act` succeeds all the same; or a tuple of classes where time tells
+        which. started: a copy call was made."""
         return None if fault.restores else sc.Refused
 
     def told_of_the_end(self, fault):
@@ -194,7 +209,15 @@ class Open(Operation):
     def told(self, scene, fault, started):
         if fault.function == DRAIN_CALL and fault.forever:
             return sc.Poisoned  # what may still be written to cannot be given back
-        return super().told(scene, fault, started)
+        # Lanes, then what the worker needs: each puts the mode of their thread back.
+        return None if fault.restores and (fault.last or not fault.forever) else sc.Refused
+
+    def told_of_the_end(self, fault):
+        return None if fault.restores and fault.last else sc.Poisoned
+
+    def names_the_call(self, error, fault):
+        if not fault.restores:  # else it is found out later
+            super().names_the_call(error, fault)
 
     def check(self, scene, error, started):
         assert scene.target.state.valid
@@ -244,8 +267,8 @@ class GiveUp(Operation):
     def act(self, scene):
         scene.submit()
 
-    def tries(self, function):
-        return function in (DRAIN_CALL, MODE_CALL)
+    def tries(self, function, calls):
+        return calls if function in (DRAIN_CALL, MODE_CALL) else 0
 
     def told(self, scene, fault, started):
         if fault.function == DRAIN_CALL:
@@ -291,22 +314,26 @@ class WaitSource(Waiting):
 
 
 class Sync(Waiting):
-    """With a part of the copy executed, so that CUDA is not asked too often."""
+    """With a part of the copy to be executed. How often CUDA is asked while it is depends on the time: the calls of the
+    first time fail."""
 
     def prepare(self, scene):
         scene.submit()
         host_runtime.step(max(0, host_runtime.pending() - 12))
 
+    def tries(self, function, calls):
+        return min(calls, 2 if function == MODE_CALL else 1)
+
     def act(self, scene):
         assert scene.tickets[0].sync(60)
 
     def told(self, scene, fault, started):
-        if fault.function == MODE_CALL:
-            return None if fault.restores and (fault.last or not fault.forever) else sc.Refused
-        return sc.Failed
+        if fault.restores:  # for good: it may have ended before it is asked for again
+            return (type(None), sc.Refused) if fault.forever else None
+        return sc.Refused if fault.function == MODE_CALL else sc.Failed
 
     def told_of_the_end(self, fault):
-        return None if fault.restores and fault.last else sc.Poisoned
+        return sc.Poisoned
 
     def names_the_call(self, error, fault):
         assert error.cuda_code == fault.code
@@ -322,7 +349,7 @@ class Sync(Waiting):
 
 
 class Finished(Sync):
-    """It raises nothing: a ticket says how it ended."""
+    """It raises nothing: a ticket says how it ended. CUDA is asked once."""
 
     def act(self, scene):
         for ticket in scene.copier.finished():
@@ -348,14 +375,14 @@ class Close(Operation):
         scene.copier.close()
 
     def told(self, scene, fault, started):
-        if fault.function == MODE_CALL:  # twice, and only the closing tells
-            return sc.Failed if fault.nth == 3 or (fault.forever and fault.nth < 3) else None
+        if fault.function == MODE_CALL:  # thrice: the end of all tickets, which does not tell, the worker's, the lanes'
+            return sc.Failed if fault.nth in (3, 5) or (fault.forever and fault.nth < 5) else None
         if fault.function == DRAIN_CALL:
             return sc.Poisoned if fault.forever else None  # asked twice
         return sc.Failed
 
     def told_of_the_end(self, fault):
-        return None if (fault.function, fault.nth) == (MODE_CALL, 4) else sc.Poisoned
+        return None if (fault.function, fault.nth) == (MODE_CALL, 6) else sc.Poisoned
 
     def names_the_call(self, error, fault):
         assert error.cuda_code == fault.code
@@ -371,6 +398,143 @@ class Close(Operation):
         scene.open()
 
 
+class Driven(Operation):
+    """The worker queues it, where a call of ours gives it a turn: until the ticket has ended."""
+
+    copier = MappingProxyType({"chunk": 128, "window": 1, "device_memory": 2 * 2048, "ring_slots": 2})
+
+    def __init__(self):
+        self.queued = {}  # by route: how often each function was called until everything was queued, with no fault
+
+    def drive(self, scene, ticket, arrived):
+        """arrived: the calls before `act`."""
+        fault_free, queued, copies = scene.route not in self.queued, None, -1
+        for _ in range(1000):
+            calls = host_runtime.calls()
+            if sum(calls[name] for name in COPY_CALLS) != copies:
+                copies, queued = sum(calls[name] for name in COPY_CALLS), calls
+            if ticket.done:
+                break
+            scene.turn()
+        else:
+            scene.copier.finished()  # everything is queued and its word does not come: CUDA is asked
+        assert ticket.done
+        if fault_free:
+            self.queued[scene.route] = {name: queued[name] - arrived[name] for name in calls}
+
+    def told(self, scene, fault, started):
+        """The worker looks at what has landed until the ticket has ended, and what fails then does no harm."""
+        nth = fault.nth
+        if fault.restores:
+            if not fault.forever:
+                return None
+            nth += 1  # its next turn cannot begin
+        queued = self.queued[scene.route].get(fault.function, 0)
+        late = fault.function in ("cudaEventQuery", MODE_CALL) and nth > queued
+        return None if late else self.told_while_queueing(started)
+
+    def told_of_the_end(self, fault):
+        """The last word may just have arrived."""
+        return (type(None), sc.Poisoned) if fault.restores and fault.last else sc.Poisoned
+
+    def names_the_call(self, error, fault):
+        if fault.restores or (type(error) is sc.Poisoned and not error.call):  # the next call, or a look, finds it out
+            assert error.cuda_code == fault.code
+        else:
+            super().names_the_call(error, fault)
+
+    def check_waits(self, scene, ticket, error):
+        """They answer with what the ticket ended with."""
+        calls = host_runtime.calls()
+        for wait in (ticket.sync, ticket.poll, lambda: ticket.wait_layer(1, scene.stream),
+                     lambda: ticket.wait_done(scene.stream), lambda: ticket.wait_source(scene.stream)):  # fmt: skip
+            with pytest.raises(type(error)) as raised:
+                wait()
+            assert (raised.value.call, raised.value.cuda_code) == (error.call, error.cuda_code)
+        assert host_runtime.calls() == calls
+
+
+class Feed(Driven):
+    """A ticket that is fed, with another in flight that reads the target."""
+
+    moves = True
+
+    def prepare(self, scene):
+        scene.submit(scene.back, feed=False)
+
+    def act(self, scene):
+        arrived = host_runtime.calls()
+        ticket = scene.submit(feed=True)
+        scene.by_worker = True
+        self.drive(scene, ticket, arrived)
+        if ticket.error is not None:
+            raise ticket.error
+
+    def told_while_queueing(self, started):
+        return sc.Failed if started else sc.Refused
+
+    def check(self, scene, error, started):
+        if error is None:
+            assert scene.tickets[1].sync(60)
+            scene.check_copied()
+        else:
+            assert scene.target.state.valid == (not started)
+            scene.check_quiet()
+            assert started or differences(scene.target, scene.target.pattern()) == []
+            for ticket in scene.tickets[1:]:  # none where submit itself failed
+                self.check_waits(scene, ticket, error)
+        assert scene.tickets[0].sync(60)
+        assert differences(scene.third, after_copy(scene.target, scene.third, UPTO)) == []
+        scene.third.fill()
+        assert not scene.target.state.busy
+
+
+class Cancel(Driven):
+    """A fed ticket that is in the middle."""
+
+    def prepare(self, scene):
+        scene.submit(feed=True)
+        while scene.tickets[0].poll().layers_queued < 2:
+            scene.turn()
+
+    def act(self, scene):
+        arrived = host_runtime.calls()
+        assert scene.tickets[0].cancel()
+        scene.by_worker = True
+        self.drive(scene, scene.tickets[0], arrived)
+        if type(scene.tickets[0].error) is not sc.Cancelled:
+            raise scene.tickets[0].error
+
+    def told_while_queueing(self, started):
+        return sc.Failed
+
+    def check(self, scene, error, started):
+        ticket = scene.tickets[0]
+        assert not scene.target.state.valid
+        assert not scene.target.state.busy
+        scene.check_quiet()
+        self.check_waits(scene, ticket, error or ticket.error)
+        if error is None:
+            assert 0 < ticket.error.found < ticket.error.wanted == ticket.bytes
+
+
+@SIGNATURE
+def does_nothing(argument, layer, device, stream):
+    return 0
+
+
+class Hook(Submit):
+    """A submit with a hook, which is told with each device current in turn."""
+
+    routes, copier = ("out", "mixed"), MappingProxyType({"layer_events": 20})
+
+    def prepare(self, scene):
+        scene.submit(scene.back)
+
+    def act(self, scene):
+        scene.submit(hook=address(does_nothing))
+
+
 OPERATIONS = {
     "open": Open(),
     "submit": Submit(),
@@ -381,4 +545,7 @@ OPERATIONS = {
     "sync": Sync(),
     "finished": Finished(),
     "close": Close(),
+    "feed": Feed(),
+    "cancel": Cancel(),
+    "hook": Hook(),
 }

@@ -7,6 +7,10 @@ from strata_copy import runtime
 SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)
 
 
+def address(function):
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
 class Hook:
     """`how` is for submit. It notes each (layer, device), and what it raised; `act(layer, device, stream)` does the
     rest, and what it returns the hook returns."""
@@ -14,7 +18,7 @@ class Hook:
     def __init__(self, act=None, argument=0):
         self.act, self.argument, self.calls, self.errors = act, argument, [], []
         self.function = SIGNATURE(self.called)
-        self.how = {"hook": ctypes.cast(self.function, ctypes.c_void_p).value, "hook_arg": argument}
+        self.how = {"hook": address(self.function), "hook_arg": argument}
 
     def called(self, argument, layer, device, stream):
         self.calls.append((layer, device))

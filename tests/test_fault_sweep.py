@@ -8,7 +8,7 @@ import pytest
 
 import strata_copy as sc
 from fault_codes import CODES, NEVER_FAIL, STICKY
-from fault_operations import COPY_CALLS, MODE_CALL, OPERATIONS, UPTO, Scene
+from fault_operations import COPY_CALLS, DEVICE_CALL, MODE_CALL, OPERATIONS, TURN_CALL, UPTO, Scene
 from fixtures import untouched
 from strata_copy import host_runtime, runtime
 
@@ -39,8 +39,9 @@ class Fault:
 
 def calls_of(operation, route):
     """How often an operation calls each function that can fail."""
-    with Scene(route, operation.opened) as scene:
+    with Scene(route, operation) as scene:
         operation.prepare(scene)
+        _, mode = arrive(foreign=False)
         operation.arm()
         before = host_runtime.calls()
         try:
@@ -48,8 +49,21 @@ def calls_of(operation, route):
         except sc.CopyError:
             assert host_runtime.clear_faults() > 0  # those of `arm`
         made = {name: count - before[name] for name, count in host_runtime.calls().items() if count > before[name]}
-    assert set(made) <= {*CODES, *NEVER_FAIL}
-    return {function: made[function] for function in CODES if function in made and operation.tries(function)}
+        runtime.capture_mode(mode)
+    assert set(made) <= {*CODES, *NEVER_FAIL, TURN_CALL}
+    tried = {function: operation.tries(function, made[function]) for function in CODES if function in made}
+    return {function: calls for function, calls in tried.items() if calls > 0}
+
+
+def arrive(foreign):
+    """The thread as `act` finds it, after the same calls in any case: they are turns of the worker. Its device, and the
+    capture mode that it had."""
+    device, mode = runtime.get_device(), runtime.capture_mode(THREAD_LOCAL)
+    with pytest.raises(runtime.CudaError):
+        runtime.set_device(99)
+    if not foreign:
+        runtime.get_last_error()
+    return device, mode
 
 
 MANY = 20
@@ -111,7 +125,7 @@ def run(operation, name, route, faults, fault_pairs):
     """Tries them all and returns how many (call, code) pairs there were."""
     tried = set()
     for fault in faults:
-        with Scene(route, operation.opened) as scene:
+        with Scene(route, operation) as scene:
             try:
                 try_one(scene, operation, fault)
             except BaseException as wrong:
@@ -123,10 +137,7 @@ def run(operation, name, route, faults, fault_pairs):
 
 def try_one(scene, operation, fault):
     operation.prepare(scene)
-    device, mode = runtime.get_device(), runtime.capture_mode(THREAD_LOCAL)
-    if fault.foreign:
-        with pytest.raises(runtime.CudaError):
-            runtime.set_device(99)
+    device, mode = arrive(fault.foreign)
     live, before, error = host_runtime.live(), host_runtime.calls(), None
     operation.arm()
     host_runtime.fail(fault.function, fault.nth, fault.code, fault.forever)
@@ -138,21 +149,21 @@ def try_one(scene, operation, fault):
     host_runtime.clear_faults()
     assert calls_since(before, [fault.function]) >= fault.nth
     started = calls_since(before, COPY_CALLS) > 0
-    assert runtime.get_device() == device
-    check_mode(fault, error, runtime.capture_mode(mode))
+    check_device(fault, error, device)
+    check_mode(scene, fault, error, runtime.capture_mode(mode))
     if operation is not OPERATIONS["open"]:
         assert all(host_runtime.live()[kind] <= n for kind, n in live.items())
     assert host_runtime.violations() == []
     wanted = operation.told_of_the_end(fault) if fault.sticky else operation.told(scene, fault, started)
-    assert type(error) is (wanted or type(None)), error
+    assert type(error) in (wanted if type(wanted) is tuple else (wanted or type(None),)), error
     if error is not None:
         operation.names_the_call(error, fault)
     if not fault.sticky:
-        foreign_seen = fault.foreign and not operation.threaded
+        foreign_seen = fault.foreign and not operation.threaded and not scene.by_worker
         assert error is None or error.pending_before == (FOREIGN if foreign_seen else 0)
         assert (pending != 0) == fault.foreign
         runtime.get_last_error()
-    if fault.sticky or wanted is sc.Poisoned:
+    if fault.sticky or type(error) is sc.Poisoned:
         assert untouched(scene.source)
         assert started or not operation.moves or untouched(scene.target)
         check_dead(scene, fault)
@@ -168,9 +179,18 @@ def calls_since(before, functions):
     return sum(after[name] - before[name] for name in functions)
 
 
-def check_mode(fault, error, mode):
-    """The capture mode is as before, or the error says that it is not."""
-    if error is not None:
+def check_device(fault, error, device):
+    """The current device is as before, or the error says that it is not."""
+    if runtime.get_device() != device:
+        assert fault.function == DEVICE_CALL
+        assert not error.restored
+        if not fault.sticky:
+            runtime.set_device(device)
+
+
+def check_mode(scene, fault, error, mode):
+    """The capture mode is as before, or the error says that it is not. What the worker tells is not of this thread."""
+    if error is not None and not scene.by_worker and fault.function != DEVICE_CALL:
         assert mode == (THREAD_LOCAL if error.restored else RELAXED)
     else:
         assert mode == THREAD_LOCAL or fault.restores
@@ -194,8 +214,8 @@ def check_dead(scene, fault):
 
 
 def check_ticket_of_a_dead_device(scene, ticket):
-    if ticket.done and ticket.error is None:  # it had ended before
-        scene.check_ended_well(ticket)
+    if ticket.done and type(ticket.error) is not sc.Poisoned:  # it had ended before
+        assert ticket.error is not None or scene.check_ended_well(ticket) is None
         return
     check_poisoned(ticket.poll)
     check_poisoned(ticket.sync)

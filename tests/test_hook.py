@@ -6,7 +6,7 @@ import pytest
 
 import strata_copy as sc
 from fixtures import SYNCED, after_copy, allocate, differences, needed_by, read, release, small_layout, untouched
-from hooks import Hook
+from hooks import Hook, address
 from lost_calls import ROUTES as LOST_ROUTES
 from lost_calls import Beside, unreported
 from strata_copy import host_runtime, runtime
@@ -96,11 +96,11 @@ def test_a_hook_is_called_without_the_gil(memory, seed):
     a, b = two_memories(memory, "out")
     with small() as copier:
         for fed in FED:
-            address = ctypes.cast(ctypes.pythonapi.PyGILState_Check, ctypes.c_void_p).value
-            assert copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=fed, hook=address).sync()
-        address = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value
+            hook = address(ctypes.pythonapi.PyGILState_Check)
+            assert copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=fed, hook=hook).sync()
+        hook = address(ctypes.pythonapi.Py_IsInitialized)
         with pytest.raises(sc.Failed) as failed:
-            copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=False, hook=address)
+            copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=False, hook=hook)
         assert (failed.value.reason, failed.value.found) == ("hook", 1)
         b.state.reset()
 

@@ -7,8 +7,8 @@ from strata_copy.abi cimport FAILED, OK, REASON_HOOK, WAIT_EVENT, Error, Request
 from strata_copy.atomics cimport add_i64, load_i32, store_i32
 from strata_copy.cudart cimport Guard, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, outcome, rt
 from strata_copy.lanes cimport (
-    HOST_LANE, IN_LANE, LANES, LOCAL_LANES, OUT_LANE, PAUSE, CopierData, DeviceLanes, Slot, SlotDevice, device_index, lane_copy,
-    lane_stream, record, ring_copy, ring_flush, ring_ready, wait_event,
+    HOST_LANE, IN_LANE, LANES, LOCAL_LANES, OUT_LANE, PAUSE, CopierData, DeviceLanes, Lane, Slot, SlotDevice, device_index, lane_copy,
+    lane_ready, lane_stream, record, ring_copy, ring_flush, ring_ready, wait_event,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
@@ -474,6 +474,7 @@ cdef int wait_before(Course *course, cudaStream_t stream) noexcept nogil:
 cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
     cdef Course *course = <Course *>sink
     cdef bint staged
+    cdef Lane *lane = &course.device.lanes[IN_LANE if course.route == ROUTE_RING else course.lane]
     cdef int status
     if course.skip > 0:
         course.skip -= 1
@@ -483,15 +484,14 @@ cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
         course.only = course.lane + (LANES if staged else 0)
     elif course.only != ANY_WAY and course.only != course.lane + (LANES if staged else 0):
         return PAUSE
-    if staged:
-        status = take_staging(course)
-        if status != OK:
-            return status
-    if course.route == ROUTE_RING:
+    status = take_staging(course) if staged else OK
+    if status == OK:
+        status = lane_ready(course.copier, course.device, lane, course.guard, course.error)
+    if status == OK and course.route == ROUTE_RING:
         status = ring_ready(course.device, course.guard, course.error)
-        if status != OK:
-            return status
-    if not course.started:
+    if status != OK:
+        return status
+    if not course.started:      # the next call is a copy
         course.started = True
         touch_target(course.slot)
     course.error.part = course.emission.part
@@ -505,8 +505,7 @@ cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
     elif staged:
         status = stage_copy(course.copier, course.device, extent, &course.into, course.budget, course.layer, course.guard, course.error)
     else:
-        status = lane_copy(course.copier, course.device, &course.device.lanes[course.lane], extent, &course.into, course.budget,
-                           course.guard, course.error)
+        status = lane_copy(course.copier, course.device, lane, extent, &course.into, course.budget, course.guard, course.error)
     if status == OK:
         course.extent += 1
         course.into = 0

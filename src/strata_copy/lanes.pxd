@@ -183,6 +183,8 @@ cdef int lane_copy(const CopierData *copier, DeviceLanes *device, Lane *lane, co
                    const Guard *guard, Error *error) noexcept nogil
 cdef int ring_copy(const CopierData *copier, DeviceLanes *device, const Extent *extent, int64_t *into, Budget *budget,
                    const Guard *guard, Error *error) noexcept nogil
+# A lane whose chunk is full changes streams. Done before each copy where it was not before.
+cdef int lane_ready(const CopierData *copier, DeviceLanes *device, Lane *lane, const Guard *guard, Error *error) noexcept nogil
 # Lane `in` waits for the slot that it fills next to be empty. Done by ring_copy where it was not before.
 cdef int ring_ready(DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil
 # Sends on what the ring's slot holds: before anything else is queued.

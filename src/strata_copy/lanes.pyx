@@ -139,13 +139,10 @@ cdef inline int64_t bytes_in(const CopierData *copier, const Lane *lane) noexcep
 
 cdef int copy_piece(const CopierData *copier, DeviceLanes *device, Lane *lane, const Extent *piece, const Guard *guard,
                     Error *error) noexcept nogil:
-    cdef int code
-    if lane.paired:
-        if lane.in_chunk >= copier.chunk:
-            code = change_streams(device, lane, guard, error)
-            if code != OK:
-                return code
-        lane.in_chunk += piece.width * piece.rows
+    cdef int code = lane_ready(copier, device, lane, guard, error)
+    if code != OK:
+        return code
+    lane.in_chunk += piece.width * piece.rows
     if piece.rows == 1:
         code = rt.cudaMemcpyAsync(piece.target, piece.source, piece.width, cudaMemcpyDefault, lane_stream(lane))
         if code != 0:
@@ -156,6 +153,10 @@ cdef int copy_piece(const CopierData *copier, DeviceLanes *device, Lane *lane, c
     if code != 0:
         return cuda_failed(FAILED, code, "cudaMemcpy2DAsync", device.device, guard, error)
     return OK
+
+
+cdef int lane_ready(const CopierData *copier, DeviceLanes *device, Lane *lane, const Guard *guard, Error *error) noexcept nogil:
+    return change_streams(device, lane, guard, error) if lane.paired and lane.in_chunk >= copier.chunk else OK
 
 
 cdef int change_streams(DeviceLanes *device, Lane *lane, const Guard *guard, Error *error) noexcept nogil:

@@ -77,4 +77,5 @@ cdef class OnThread:
         if interrupt is not None:
             raise interrupt
         if self.error.status != OK:
+            self.error.restored = 1     # the caller's thread was not touched
             raise_error(&self.error)

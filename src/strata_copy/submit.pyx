@@ -10,11 +10,11 @@ from libc.string cimport memset
 from strata_copy.abi cimport (
     AGAIN, FEED, OK, POISONED, QUEUE_ALL, REASON_CAPACITY, REASON_PLACE, REFUSED, WAIT_STREAM, Error, Request, Ticket, Wait,
 )
-from strata_copy.atomics cimport add_i32, add_i64, load_i32, store_i32, store_i64, store_u64
+from strata_copy.atomics cimport add_i32, load_i32, store_i32, store_i64, store_u64
 from strata_copy.checks cimport check_devices, check_open, check_plan_now, check_waits, uses_device
 from strata_copy.copier cimport copier_reserve, the_tables
 from strata_copy.courses cimport Course, course_begin, course_go, in_hook
-from strata_copy.cudart cimport clear, cudaEvent_t, guard_enter, guard_leave, outcome
+from strata_copy.cudart cimport clear, guard_enter, guard_leave, outcome
 from strata_copy.images cimport image_written
 from strata_copy.kinship cimport handed_on
 from strata_copy.lanes cimport (

@@ -173,12 +173,20 @@ cdef int step(CopierData *copier) noexcept nogil:
     cdef Guard guard
     cdef Error error
     cdef int32_t i, n, left = 0
+    cdef int status
     clear(&error)
     if load_i32(&copier.state) == CLOSED:
         return 0
     n = sort_jobs(order)
-    if n == 0 or guard_enter(&guard, &error) != OK:
-        return n
+    if n == 0:
+        return 0
+    status = guard_enter(&guard, &error)
+    if status == POISONED:
+        poison_all(copier, error.cuda_code)
+    if status != OK:
+        for i in range(n):
+            end_job(copier, order[i], status, &guard, &error)
+        return 0
     sweep(copier)
     for i in range(copier.n_devices):
         taken[i] = 0
@@ -228,10 +236,18 @@ cdef void step_job(CopierData *copier, Job *job, uint32_t *taken, const Guard *g
             status = go_on(copier, job, taken, guard, error)
             if status == OK and load_i32(&slot.status) == QUEUING:
                 take_lanes(copier, job, taken)
-    if status != OK and load_i32(&slot.status) == QUEUING:
-        give_up(copier, slot, status, guard, error)
+    if status != OK:
+        end_job(copier, job, status, guard, error)
+
+
+cdef void end_job(CopierData *copier, Job *job, int status, const Guard *guard, Error *error) noexcept nogil:
+    """After a failed call. Where everything was queued, the ticket ends by its word, or with its device."""
+    if status == POISONED and error.device >= 0:
+        store_i32(&copier.devices[device_index(copier, error.device)].poisoned, error.cuda_code)
+    if load_i32(&job.slot.status) == QUEUING:
+        give_up(copier, job.slot, status, guard, error)
         drop_staging(copier, job)
-        job.slot = NULL
+    job.slot = NULL
 
 
 cdef bint can_begin(CopierData *copier, Job *job) noexcept nogil:
@@ -513,6 +529,8 @@ cdef void worker_close(CopierData *copier, Error *error) noexcept nogil:
         jobs[i].legs, jobs[i].units, jobs[i].slot = NULL, NULL, NULL
     max_parts = 0
     guard_leave(&guard, OK, error)
+    if error.status == POISONED:        # nothing further is called, whichever device it was
+        poison_all(copier, error.cuda_code)
 
 
 cdef void worker_finish(CopierData *copier) noexcept nogil:
