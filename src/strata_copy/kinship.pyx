@@ -8,7 +8,7 @@ from libc.string cimport memset
 
 from strata_copy.abi cimport CONST, STATE, PartSpec, Request
 from strata_copy.atomics cimport load_i32
-from strata_copy.layout cimport MAX_MARKS, LayoutData, settled_at
+from strata_copy.layout cimport MAX_MARKS, LayoutData, live_at, settled_at
 from strata_copy.lineage cimport (
     Known, Lineage, Stamp, Track, advance, common, cut, end_of, give_words, new_epoch, stamp_of, take_words,
 )
@@ -135,6 +135,7 @@ cdef void handed_on(const Known *known, const PlanData *plan, const Request *req
         if request.groups != 0 and not (request.groups >> layout.parts[i].group) & 1:
             continue
         source, t = plan.parts[i].source.lineage, target.track_of[i]
+        target.held[i] = live_at(&layout.parts[i].growth, request.upto)
         # The engine spoke of a state while its request was taken: what it meant nobody can tell.
         hand_on_stamp(plan, request, i, unchanged and known.valid and source.told)
         if t >= 0 and (tracks >> t) & 1:

@@ -47,12 +47,14 @@ cdef struct Lineage:
     int32_t word            # atomic
     bint told               # the engine has said something of this state, or of what was copied into it
     uint64_t version        # counts changes
-    int32_t n_tracks
+    int32_t n_parts, n_tracks
     Track *tracks
     int32_t *track_of       # for each part, or -1
     int32_t *first_stamp    # stamps[first_stamp[p]] to stamps[first_stamp[p + 1]] are the banks of part p
     Stamp *stamps
     int32_t n_stamps
+    int64_t *ring           # for each part, of its place
+    int64_t *held           # the first unit of each part, behind the sinks, that was there at the last copy or cut
 
 
 # What a request found between the source and the target of each track.
@@ -78,7 +80,8 @@ cdef int lineage_rewound(Lineage *lineage, const LayoutData *layout, const int64
 cdef int lineage_dirty(Lineage *lineage, const LayoutData *layout, int32_t part, int64_t first_unit, int64_t n,
                        Error *error) noexcept nogil
 cdef void lineage_reset(Lineage *lineage) noexcept nogil
-# OK where the engine could go back to the marks, or REFUSED with the first part that could not.
+# OK where the engine could go back to the marks, or REFUSED with the first part that could not: it is not known so far, its ring has
+# lost what would be live again, or a copy did not bring that, or its running state of then is nowhere.
 cdef int lineage_rewindable(Lineage *lineage, const LayoutData *layout, const int64_t *marks, uint64_t n, Error *error) noexcept nogil
 
 # For copies (kinship.pyx). Each needs the word.

@@ -9,7 +9,7 @@ from strata_copy.abi cimport (
 )
 from strata_copy.atomics cimport add_i64, load_i32, store_i32, swap_i32
 from strata_copy.cudart cimport outcome
-from strata_copy.layout cimport MAX_MARKS, LayoutData, settled_at
+from strata_copy.layout cimport MAX_MARKS, LayoutData, live_at, settled_at, units_at
 
 
 cdef extern from "sched.h" nogil:
@@ -38,13 +38,18 @@ cdef Lineage *lineage_new(const LayoutData *layout, const PlaceSpec *places) noe
     lineage.track_of = <int32_t *>calloc(layout.n_parts, sizeof(int32_t))
     lineage.first_stamp = <int32_t *>calloc(layout.n_parts + 1, sizeof(int32_t))
     lineage.stamps = <Stamp *>calloc(n, sizeof(Stamp))
-    if lineage.track_of != NULL and lineage.first_stamp != NULL and lineage.stamps != NULL:
+    lineage.ring = <int64_t *>calloc(layout.n_parts, sizeof(int64_t))
+    lineage.held = <int64_t *>calloc(layout.n_parts, sizeof(int64_t))
+    if (lineage.track_of != NULL and lineage.first_stamp != NULL and lineage.stamps != NULL and lineage.ring != NULL
+            and lineage.held != NULL):
         lineage.n_tracks = count_tracks(layout, lineage.track_of)
         lineage.tracks = <Track *>calloc(lineage.n_tracks, sizeof(Track))
     if lineage.tracks == NULL:
         lineage_free(lineage)
         return NULL
+    lineage.n_parts = layout.n_parts
     for i in range(layout.n_parts):
+        lineage.ring[i] = places[i].ring
         lineage.first_stamp[i + 1] = lineage.first_stamp[i] + <int32_t>min(places[i].banks, <int64_t>MAX_BANKS)
         if lineage.track_of[i] >= 0:
             lineage.tracks[lineage.track_of[i]].group = layout.parts[i].group
@@ -74,6 +79,8 @@ cdef void lineage_free(Lineage *lineage) noexcept nogil:
         free(lineage.track_of)
         free(lineage.first_stamp)
         free(lineage.stamps)
+        free(lineage.ring)
+        free(lineage.held)
         free(lineage)
 
 
@@ -126,7 +133,7 @@ cdef int lineage_rewound(Lineage *lineage, const LayoutData *layout, const int64
     cdef int32_t t
     if status == OK:
         for t in range(lineage.n_tracks):
-            cut(&lineage.tracks[t], marks[lineage.tracks[t].mark])
+            give_up(lineage, layout, t, marks)
         renew(lineage, layout, marks)
         store_i32(&lineage.word, FREE)
     return status
@@ -185,7 +192,7 @@ cdef int begin_change(Lineage *lineage, const LayoutData *layout, const int64_t 
 
 cdef int check_rewind(const Lineage *lineage, const LayoutData *layout, int32_t i, const int64_t *marks, Error *error) noexcept nogil:
     cdef const PartSpec *part = &layout.parts[i]
-    cdef int64_t mark = marks[part.growth.mark]
+    cdef int64_t mark = marks[part.growth.mark], first, held
     cdef int32_t b
     if part.growth.rule == CONST:
         return OK
@@ -201,6 +208,11 @@ cdef int check_rewind(const Lineage *lineage, const LayoutData *layout, int32_t 
     if error.found < mark:
         return outcome(error, REFUSED, REASON_MARK, "part '%s' of layer %d is known up to mark %ld, not %ld", part.name, part.layer,
                        error.found, mark)
+    first, held = max(live_at(&part.growth, marks), <int64_t>part.growth.sinks), first_held(lineage, layout, i)
+    if first < min(held, units_at(&part.growth, marks)):
+        error.wanted, error.found = first, held
+        return outcome(error, REFUSED, REASON_MARK, "part '%s' of layer %d needs its units from %ld on at mark %ld; those before %ld are "
+                       "lost", part.name, part.layer, first, mark, held)
     error.part = error.layer = -1
     return OK
 
@@ -213,6 +225,8 @@ cdef void forget(Lineage *lineage) noexcept nogil:
         lineage.tracks[i].n, lineage.tracks[i].open, lineage.tracks[i].tail = 0, False, 0
     for i in range(lineage.n_stamps):
         lineage.stamps[i].epoch, lineage.stamps[i].at = 0, -1
+    for i in range(lineage.n_parts):
+        lineage.held[i] = 0
     lineage.told = False
     lineage.version += 1
 
@@ -220,9 +234,29 @@ cdef void forget(Lineage *lineage) noexcept nogil:
 cdef void advance(Lineage *lineage, const LayoutData *layout, const int64_t *marks) noexcept nogil:
     cdef int32_t t
     for t in range(lineage.n_tracks):
-        cut(&lineage.tracks[t], marks[lineage.tracks[t].mark])
+        give_up(lineage, layout, t, marks)
         extend(&lineage.tracks[t], marks[lineage.tracks[t].mark])
     renew(lineage, layout, marks)
+
+
+cdef void give_up(Lineage *lineage, const LayoutData *layout, int32_t t, const int64_t *marks) noexcept nogil:
+    """Rows of a track from its mark on. What rings have lost by then stays lost, but for units that will be written again."""
+    cdef int32_t i
+    if end_of(&lineage.tracks[t]) <= marks[lineage.tracks[t].mark]:
+        return
+    for i in range(layout.n_parts):
+        if lineage.track_of[i] == t:
+            lineage.held[i] = min(first_held(lineage, layout, i), units_at(&layout.parts[i].growth, marks))
+    cut(&lineage.tracks[t], marks[lineage.tracks[t].mark])
+
+
+cdef int64_t first_held(const Lineage *lineage, const LayoutData *layout, int32_t i) noexcept nogil:
+    """The first unit of a part, behind the sinks, that is still there: a ring of C loses a unit when the one C behind it is written."""
+    cdef int64_t marks[MAX_MARKS]
+    if lineage.ring[i] == 0 or lineage.track_of[i] < 0:
+        return lineage.held[i]
+    marks[layout.parts[i].growth.mark] = end_of(&lineage.tracks[lineage.track_of[i]])
+    return max(lineage.held[i], units_at(&layout.parts[i].growth, marks) - lineage.ring[i])
 
 
 cdef void renew(Lineage *lineage, const LayoutData *layout, const int64_t *marks) noexcept nogil:
