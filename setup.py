@@ -69,6 +69,11 @@ ROOMS = [
     "values",
     "opening",
     "save_path",
+    "arena",
+    "lineage",
+    "kinship",
+    "images",
+    "pool",
 ]
 EXTENSIONS = [
     extension("cudart", "src/strata_copy/cudart.pyx", "src/cudart/table.c"),

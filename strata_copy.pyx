@@ -14,29 +14,40 @@ from typing import NamedTuple
 
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.pycapsule cimport PyCapsule_New
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
 
 cimport strata_copy.abi as abi
 from strata_copy.abi cimport AGAIN, API_VERSION, FAILED, OK, REASON_CLOSED, REASON_LAYOUT, REFUSED, Error
+from strata_copy.arena cimport Arena, ArenaData, arena_data
 from strata_copy.atomics cimport load_i32, load_u64
 from strata_copy.copier cimport Opening, the_copier
 from strata_copy.courses cimport in_hook
 from strata_copy.cudart cimport clear, observed, outcome, published, require_runtime
+from strata_copy.images cimport MAX_IMAGE_BANKS, ImageData, image_discard, image_new
+from strata_copy.images cimport image_blob as set_blob, image_publish as show_image, image_reserve as make_room
+from strata_copy.lineage cimport (
+    Known, Lineage, Track, give_words, lineage_advanced, lineage_dirty, lineage_rewindable, lineage_rewound, take_words,
+)
 from strata_copy.lanes cimport MAX_RING, CopierData
-from strata_copy.layout cimport MAX_GROUPS, Layout, LayoutData, layout_data
+from strata_copy.layout cimport MAX_GROUPS, MAX_MARKS, Layout, LayoutData, layout_data
 from strata_copy.opening cimport close_on_thread, open_on_thread
 from strata_copy.plan cimport (
     MAX_DEVICES, MAX_SOURCES, Emission, Extent, PlanData, Units, emit_bundle, emit_end, emit_part, plan_drop, plan_new, units_to_move,
 )
+from strata_copy.pool cimport (
+    MAX_KEY, Entry, Key, PoolData, pool_close, pool_drop, pool_evicted, pool_find, pool_hold, pool_image, pool_new, pool_pin, pool_remove,
+    pool_reserve, pool_table,
+)
 from strata_copy.raising cimport raise_error
-from strata_copy.states cimport MAX_TICKETS, StateData, check_places, state_drop, state_new
+from strata_copy.states cimport MAX_TICKETS, VISIBLE, StateData, check_places, state_drop, state_new
 from strata_copy.submit cimport adopt_plan, submit_plan
 from strata_copy.tickets cimport (
     of_hook, reset_state, state_users, ticket_look, ticket_poll, ticket_release, ticket_sync, ticket_wait_done, ticket_wait_layer,
     tickets_finished,
 )
-from strata_copy.values cimport RequestValues, fill_place, fill_request, fill_way
+from strata_copy.values cimport RequestValues, fill_marks, fill_place, fill_request, fill_way
 from strata_copy.worker cimport ticket_cancel
 
 from strata_copy.places import handle, nanoseconds, whole
@@ -87,7 +98,6 @@ cdef class State:
 
     def __init__(self, Layout layout, places, *, owner=None):
         cdef Error error
-        cdef int status
         cdef LayoutData *layout_values = layout_data(layout)
         if self.data != NULL:
             raise TypeError("a State is made once")
@@ -101,16 +111,28 @@ cdef class State:
         self.data = state_new(layout_values, &error)
         if self.data == NULL:
             raise_error(&error)
+        try:
+            self._place(layout_values)
+        except BaseException:
+            state_drop(self.data)
+            self.data = NULL            # as if __init__ had not run
+            raise
+
+    cdef int _place(self, const LayoutData *layout) except -1:
+        cdef Error error
+        cdef int status
         for i, place in enumerate(self.places):
             try:
-                fill_place(place, &layout_values.parts[<int32_t>i], &self.data.places[<int32_t>i])
+                fill_place(place, &layout.parts[<int32_t>i], &self.data.places[<int32_t>i])
             except (TypeError, ValueError) as wrong:
-                part = layout.parts[i]
+                part = self.layout.parts[i]
                 raise type(wrong)(f"part {part.name!r} of layer {part.layer}: {wrong}") from None
+        clear(&error)
         with nogil:
             status = check_places(self.data, &error)
         if status != OK:
             raise_error(&error)
+        return 0
 
     def __dealloc__(self):
         state_drop(self.data)
@@ -139,8 +161,77 @@ cdef class State:
             users = state_users(data)
         return users != 0
 
+    def advanced(self, marks):
+        """Rows up to `marks`, and running state with them, were or will be written by the engine: said before the first kernel that
+        writes them. Marks below what is known of the state cut it, as `rewound` does.
+
+        From the first such word on copies of this state move what changed, and the engine is held to it: whoever appends says
+        `advanced`, and whoever rewrites says `rewound`, `dirty` or `reset` before. Each makes running state another one. All are legal
+        while copies are in flight. Raise Refused for marks without a meaning, and where another thread says something of the same
+        state at the same time.
+        """
+        self._say(lineage_advanced, marks)
+
+    def rewound(self, marks):
+        """Rows from `marks` on were or will be rewritten."""
+        self._say(lineage_rewound, marks)
+
+    def dirty(self, part, first_unit=0, n=1):
+        """Units [first_unit, first_unit + n) of part number `part` were or will be rewritten (a K-shift, an eviction, another
+        quantization); what lies behind them in its group counts as rewritten too. Of running state a unit is a bank: said of a snapshot
+        that is taken, at the marks that were said last."""
+        cdef Error error
+        cdef StateData *data = state_data(self)
+        part = whole("part", part, 0, data.layout.n_parts - 1)
+        clear(&error)
+        if lineage_dirty(data.lineage, data.layout, part, whole("first_unit", first_unit, 0, INT64_MAX), whole("n", n, 1, INT64_MAX),
+                         &error) != OK:
+            raise_error(&error)
+
+    def rewindable(self, marks):
+        """Whether the engine could go back to `marks`: rows are known up to there, and running state of exactly these marks is there, live
+        or in a bank. `rewind_blocker` names the part that says no."""
+        return self.rewind_blocker(marks) is None
+
+    def rewind_blocker(self, marks):
+        """The first Part that cannot go back to `marks`, or None where all can."""
+        cdef Error error
+        cdef StateData *data = state_data(self)
+        cdef int64_t values[MAX_MARKS]
+        cdef uint32_t n = fill_marks(self.layout, marks, values)
+        clear(&error)
+        if lineage_rewindable(data.lineage, data.layout, values, n, &error) == OK:
+            return None
+        if error.part < 0:
+            raise_error(&error)
+        return self.layout.parts[error.part]
+
+    @property
+    def lineage(self):
+        """Which rows are known, for logs: a dict from (group, mark) to a list of (epoch, begin, end). Equal epochs are equal rows."""
+        cdef Lineage *lineage = state_data(self).lineage
+        cdef Track track
+        found = {}
+        for t in range(lineage.n_tracks):
+            take_words(&lineage, 1)
+            track = lineage.tracks[<int32_t>t]
+            give_words(&lineage, 1)
+            found[self.layout.groups[track.group], self.layout.marks[track.mark]] = [
+                (track.segments[s].epoch, track.segments[s].begin, track.segments[s].end) for s in range(track.n)]
+        return found
+
+    cdef _say(self, int (*what)(Lineage *, const LayoutData *, const int64_t *, uint64_t, Error *) noexcept nogil, marks):
+        cdef Error error
+        cdef StateData *data = state_data(self)
+        cdef int64_t values[MAX_MARKS]
+        cdef uint32_t n = fill_marks(self.layout, marks, values)
+        clear(&error)
+        if what(data.lineage, data.layout, values, n, &error) != OK:
+            raise_error(&error)
+
     def reset(self):
-        """The content starts anew: valid again after a failed copy, with a new generation. Raises Refused while a ticket uses it."""
+        """The content starts anew: valid again after a failed copy, with a new generation and nothing known of it. Raises Refused while a
+        ticket uses it."""
         cdef Error error
         cdef StateData *data = state_data(self)
         cdef int status
@@ -153,6 +244,270 @@ cdef class State:
     def __repr__(self):
         return (f"<State of {self.layout!r}, generation {self.generation}"
                 f"{'' if self.valid else ', INVALID'}{', busy' if self.busy else ''}>")
+
+
+cdef class Image(State):
+    """A state in an arena that grows without moving, and that is read only once it is published.
+
+    arena: where its memory is. banks: of running state. chunk: tokens of a chunk, in which parts that grow are kept. scrub: its memory
+        is zeroed before the arena gives it out again.
+
+    A copy into an image makes room for its marks first, and hides it; `publish` shows it again, with what `blob` was set to. An image is
+    discarded when nothing refers to it any more, or by `discard`. Raises Refused where the arena has no room.
+    """
+
+    cdef PoolData *pool         # that it belongs to, or NULL
+    cdef object __weakref__
+
+    def __init__(self, Arena arena, Layout layout, *, banks=1, chunk=4096, scrub=False):
+        cdef Error error
+        cdef ArenaData *memory = arena_data(arena)
+        cdef LayoutData *layout_values = layout_data(layout)
+        cdef int64_t c_banks, c_chunk
+        cdef bint c_scrub = scrub
+        if self.data != NULL:
+            raise TypeError("an Image is made once")
+        c_banks, c_chunk = whole("banks", banks, 1, MAX_IMAGE_BANKS), whole("chunk", chunk, 1, 1 << 40)
+        self.layout, self.places, self.owner = layout, (), arena
+        clear(&error)
+        with nogil:
+            self.data = image_new(memory, layout_values, c_banks, c_chunk, c_scrub, &error)
+        if self.data == NULL:
+            raise_error(&error)
+
+    def __dealloc__(self):
+        pool_drop(self.pool)
+
+    def reserve(self, marks):
+        """Room for `marks`, without moving a byte. Images of a pool get it from others where the arena is full. Raises Refused where
+        there is none left."""
+        cdef Error error
+        cdef StateData *data = state_data(self)
+        cdef int64_t values[MAX_MARKS]
+        cdef uint32_t n = fill_marks(self.layout, marks, values)
+        cdef int status
+        clear(&error)
+        with nogil:
+            status = (make_room(data, values, n, &error) if self.pool == NULL else
+                      pool_reserve(self.pool, data, values, n, &error))
+        if status != OK:
+            raise_error(&error)
+
+    def publish(self, generation=0):
+        """Shows what has landed, and the blob: True. False while a ticket uses the image. Raises Refused where nothing has landed or the
+        last copy failed, and where it has another generation than the one that is named (0: any)."""
+        cdef Error error
+        cdef StateData *data = state_data(self)
+        cdef uint64_t wanted = whole("generation", generation, 0, (1 << 64) - 1)
+        cdef int status
+        clear(&error)
+        with nogil:
+            status = show_image(data, wanted, &error)
+        if status < OK:
+            raise_error(&error)
+        return status == OK
+
+    def discard(self):
+        """Gives the memory back now; copies from and into the image are refused from then on. Raises Refused while a ticket uses it."""
+        cdef Error error
+        cdef StateData *data = state_data(self)
+        cdef int status
+        clear(&error)
+        with nogil:
+            status = image_discard(data, &error)
+        if status != OK:
+            raise_error(&error)
+
+    @property
+    def published(self):
+        """Whether it may be copied from."""
+        return load_i32(&state_data(self).visibility) == VISIBLE
+
+    @property
+    def marks(self):
+        """The marks up to which it may be copied from, or None where it is not published."""
+        cdef const ImageData *image = <const ImageData *>state_data(self).image
+        return tuple(image.marks[m] for m in range(len(self.layout.marks))) if self.published else None
+
+    @property
+    def bytes(self):
+        """Bytes of the arena that it has."""
+        return (<const ImageData *>state_data(self).image).bytes
+
+    @property
+    def blob(self):
+        """What was published with the rows: token ids, and whatever the engine wants with them. Setting it is for the next `publish`."""
+        cdef const ImageData *image = <const ImageData *>state_data(self).image
+        return image.blob.bytes[:image.blob.n] if image.blob.bytes != NULL else b""
+
+    @blob.setter
+    def blob(self, value):
+        cdef Error error
+        cdef const unsigned char[::1] view = value if len(value) else b"\0"
+        clear(&error)
+        if set_blob(state_data(self), &view[0], len(value), &error) != OK:
+            raise_error(&error)
+
+
+cdef class Pool:
+    """Images by key, in an arena: where it is full, the one that was used longest ago goes.
+
+    arena, layout, banks, chunk, scrub: as for Image. Keys are str, or bytes, of 1 to 64 bytes. An image that is pinned does not go, nor
+    one that a ticket uses. Raises Refused where nothing more may go.
+    """
+
+    cdef PoolData *data
+    cdef readonly Arena arena
+    cdef readonly Layout layout
+    cdef dict names, images     # from a key's bytes: the key as it was given, the Image
+    cdef list gone              # keys of images that were evicted, not asked for yet
+
+    def __init__(self, Arena arena, Layout layout, *, banks=1, chunk=4096, scrub=False):
+        cdef Error error
+        cdef ArenaData *memory = arena_data(arena)
+        if self.data != NULL:
+            raise TypeError("a Pool is made once")
+        self.arena, self.layout, self.names, self.images, self.gone = arena, layout, {}, {}, []
+        clear(&error)
+        self.data = pool_new(memory, layout_data(layout), whole("banks", banks, 1, MAX_IMAGE_BANKS), whole("chunk", chunk, 1, 1 << 40),
+                             scrub, &error)
+        if self.data == NULL:
+            raise_error(&error)
+
+    def __dealloc__(self):
+        if self.data != NULL:
+            pool_close(self.data)       # images that were handed out refer to the pool's C side
+            pool_drop(self.data)
+
+    def image(self, key, upto=None, *, blob=None):
+        """The image of `key`, made where there is none, with room for the marks `upto` if they are given. blob: what its next `publish`
+        shows. Others may be evicted for it; so may this one, once others are asked for, where it is not pinned or in use."""
+        cdef Error error
+        cdef Key c_key
+        cdef StateData *found
+        name = fill_key(key, &c_key)
+        clear(&error)
+        with nogil:
+            found = pool_image(self.data, &c_key, &error)
+        self._tell()
+        if found == NULL:
+            raise_error(&error)
+        self.names.setdefault(name, key)
+        image = self._wrapped(name, found)
+        if upto is not None:
+            image.reserve(upto)
+        if blob is not None:
+            image.blob = blob
+        return image
+
+    def __getitem__(self, key):
+        """The image of `key`, which counts as used now. Raises KeyError."""
+        cdef Key c_key
+        cdef StateData *found
+        name = fill_key(key, &c_key)
+        with nogil:
+            found = pool_find(self.data, &c_key)
+        self._tell()
+        if found == NULL:
+            raise KeyError(key)
+        return self._wrapped(name, found)
+
+    def __delitem__(self, key):
+        """Takes the image out and gives its memory back. Raises Refused where there is none, or it is pinned or in use."""
+        cdef Error error
+        cdef Key c_key
+        cdef int status
+        name = fill_key(key, &c_key)
+        clear(&error)
+        with nogil:
+            status = pool_remove(self.data, &c_key, &error)
+        self._tell()
+        if status != OK:
+            raise_error(&error)
+        self.names.pop(name, None)
+        self.images.pop(name, None)
+
+    def __contains__(self, key):
+        return bytes_of(key) in self._bytes_of_keys()
+
+    def __len__(self):
+        return self.data.n
+
+    def keys(self):
+        """The keys, the one that was used longest ago first."""
+        return [self.names.get(name, name) for name in self._bytes_of_keys()]
+
+    def pin(self, key):
+        """The image of `key` is not evicted until it is unpinned as often. Raises KeyError."""
+        self._pin(key, 1)
+
+    def unpin(self, key):
+        """Takes back a `pin`. Raises KeyError where there is none."""
+        self._pin(key, -1)
+
+    def evicted(self):
+        """The keys of the images that were evicted since the last call, the first one first."""
+        self._tell()
+        found, self.gone = self.gone, []
+        return found
+
+    def usage(self):
+        """A dict: images, pinned (of them), bytes (that they have), free (in the arena), hits and misses of `pool[key]`, evictions."""
+        table = self._table()
+        return {
+            "images": len(table),
+            "pinned": sum(pins > 0 for _, _, pins, _ in table),
+            "bytes": sum(size for *_, size in table),
+            "free": self.arena.pinned - self.arena.used,
+            "hits": self.data.hits,
+            "misses": self.data.misses,
+            "evictions": self.data.evictions,
+        }
+
+    def __repr__(self):
+        return f"<Pool of {len(self)} images in {self.arena!r}>"
+
+    def _pin(self, key, int32_t pins):
+        cdef Key c_key
+        fill_key(key, &c_key)
+        if not pool_pin(self.data, &c_key, pins):
+            raise KeyError(key)
+
+    def _bytes_of_keys(self):
+        return [name for _, name, _, _ in sorted(self._table())]
+
+    def _table(self):
+        """(when it was used, key in bytes, pins, bytes) of each image."""
+        cdef int32_t n = 0
+        cdef Entry *table
+        with nogil:
+            table = pool_table(self.data, &n)
+        if table == NULL:
+            raise MemoryError
+        try:
+            return [(table[i].used, table[i].key.bytes[:table[i].key.n], table[i].pins, table[i].bytes) for i in range(n)]
+        finally:
+            free(table)
+
+    def _tell(self):
+        """Learns what was evicted, whoever was the cause."""
+        cdef Key c_key
+        while pool_evicted(self.data, &c_key):
+            name = c_key.bytes[:c_key.n]
+            self.images.pop(name, None)
+            self.gone.append(self.names.pop(name, name))
+
+    cdef _wrapped(self, name, StateData *found):
+        """The Image of a state that is held for the caller."""
+        cdef Image image = self.images.get(name)
+        if image is not None and image.data == found:
+            state_drop(found)
+            return image
+        image = Image.__new__(Image)
+        image.data, image.layout, image.places, image.owner, image.pool = found, self.layout, (), self.arena, self.data
+        pool_hold(self.data)
+        self.images[name] = image
+        return image
 
 
 cdef class Plan:
@@ -191,7 +546,7 @@ cdef class Plan:
         """Queues the copy and returns its Ticket, or None where no ticket is free (nothing happened then: try later).
 
         upto: the marks up to which rows move, one int for each of layout.marks. begin: the marks up to which the target has them
-            already; None for 0.
+            already; None for what the states' lineages say, which is 0 where the source was never spoken of.
         after: what the copy waits for (who wrote the source, who still reads the target): Event and Stream values, or CALLER_SYNCED
             where both are known to be done. There is no default.
         groups: names of the groups that move; None for all. src_bank, dst_bank: the bank of parts that have several, an int or a
@@ -209,7 +564,7 @@ cdef class Plan:
                                    (src_generation, dst_generation, priority, bytes_ahead, feed, hook, hook_arg))
 
     def extents(self, upto, begin=None):
-        """What a submit would copy: a list of (target, source, width, rows, target_pitch, source_pitch), in bytes, in order.
+        """What a submit would copy now: a list of (target, source, width, rows, target_pitch, source_pitch), in bytes, in order.
 
         Extents of a layer are merged where they follow each other; small parts of many layers that lie evenly spaced are one extent,
         before the first layer. Nothing is copied. Raises Refused as submit does.
@@ -221,6 +576,7 @@ cdef class Plan:
         cdef const LayoutData *layout = plan_data(self).target.layout
         cdef Units *units
         cdef Emission emission
+        cdef Known known
         found = []
         fill_request(&values, self.layout, upto, None, begin, None, None, None)
         units = <Units *>calloc(layout.n_parts, sizeof(Units))
@@ -228,7 +584,7 @@ cdef class Plan:
             raise MemoryError
         try:
             clear(&error)
-            if units_to_move(self.data, &values.request, units, &bytes, &error) != OK:
+            if units_to_move(self.data, &values.request, units, &bytes, &known, &error) != OK:
                 raise_error(&error)
             emission.take, emission.sink, emission.pending.rows = collect, <void *>found, 0
             for i in range(self.data.n_bundles):
@@ -404,6 +760,8 @@ cdef class Copier:
         cdef abi.Ticket value
         cdef int status
         self._alive()
+        if isinstance(plan.target, Image):
+            plan.target.reserve(upto)
         fill_request(&values, plan.target.layout, upto, after, begin, groups, src_bank, dst_bank)
         fill_way(&values, src_generation, dst_generation, priority, bytes_ahead, feed, hook, hook_arg)
         self._collect()
@@ -662,6 +1020,41 @@ cdef int cancel(abi.Ticket ticket, abi.Error *error) noexcept nogil:
     return ticket_cancel(ticket, cleared(error, &unread))
 
 
+cdef int advanced(abi.State *state, const int64_t *marks, uint32_t n_marks, abi.Error *error) noexcept nogil:
+    cdef abi.Error unread
+    return lineage_advanced((<StateData *>state).lineage, (<StateData *>state).layout, marks, n_marks, cleared(error, &unread))
+
+
+cdef int rewound(abi.State *state, const int64_t *marks, uint32_t n_marks, abi.Error *error) noexcept nogil:
+    cdef abi.Error unread
+    return lineage_rewound((<StateData *>state).lineage, (<StateData *>state).layout, marks, n_marks, cleared(error, &unread))
+
+
+cdef int dirty(abi.State *state, int32_t part, int64_t first_unit, int64_t n, abi.Error *error) noexcept nogil:
+    cdef abi.Error unread
+    return lineage_dirty((<StateData *>state).lineage, (<StateData *>state).layout, part, first_unit, n, cleared(error, &unread))
+
+
+cdef int rewindable(abi.State *state, const int64_t *marks, uint32_t n_marks, abi.Error *error) noexcept nogil:
+    cdef abi.Error unread
+    return lineage_rewindable((<StateData *>state).lineage, (<StateData *>state).layout, marks, n_marks, cleared(error, &unread))
+
+
+cdef int image_reserve(abi.State *image, const int64_t *marks, uint32_t n_marks, abi.Error *error) noexcept nogil:
+    cdef abi.Error unread
+    return make_room(<StateData *>image, marks, n_marks, cleared(error, &unread))
+
+
+cdef int image_blob(abi.State *image, const void *bytes, size_t n, abi.Error *error) noexcept nogil:
+    cdef abi.Error unread
+    return set_blob(<StateData *>image, bytes, n, cleared(error, &unread))
+
+
+cdef int image_publish(abi.State *image, uint64_t generation, abi.Error *error) noexcept nogil:
+    cdef abi.Error unread
+    return show_image(<StateData *>image, generation, cleared(error, &unread))
+
+
 cdef abi.Plan *plan_of(object plan) except NULL:
     return <abi.Plan *>plan_data(plan)
 
@@ -698,6 +1091,13 @@ cdef extern from "strata_copy.h" nogil:
         uint64_t (*state_generation)(const abi.State *) noexcept nogil
         int (*state_reset)(abi.State *, abi.Error *) noexcept nogil
         int (*cancel)(abi.Ticket, abi.Error *) noexcept nogil
+        int (*state_advanced)(abi.State *, const int64_t *, uint32_t, abi.Error *) noexcept nogil
+        int (*state_rewound)(abi.State *, const int64_t *, uint32_t, abi.Error *) noexcept nogil
+        int (*state_dirty)(abi.State *, int32_t, int64_t, int64_t, abi.Error *) noexcept nogil
+        int (*state_rewindable)(abi.State *, const int64_t *, uint32_t, abi.Error *) noexcept nogil
+        int (*image_reserve)(abi.State *, const int64_t *, uint32_t, abi.Error *) noexcept nogil
+        int (*image_blob)(abi.State *, const void *, size_t, abi.Error *) noexcept nogil
+        int (*image_publish)(abi.State *, uint64_t, abi.Error *) noexcept nogil
 
 
 cdef Table table
@@ -705,6 +1105,9 @@ table.version, table.size = API_VERSION, sizeof(Table)
 table.submit, table.wait_layer, table.wait_done, table.wait_source = submit, wait_layer, wait_done, wait_source
 table.poll, table.finished, table.sync, table.release = poll, finished, sync, release
 table.state_generation, table.state_reset, table.cancel = generation, reset, cancel
+table.state_advanced, table.state_rewound = advanced, rewound
+table.state_dirty, table.state_rewindable = dirty, rewindable
+table.image_reserve, table.image_blob, table.image_publish = image_reserve, image_blob, image_publish
 _C_API = PyCapsule_New(&table, "strata_copy._core._C_API", NULL)
 
 
@@ -717,6 +1120,22 @@ cdef int collect(void *sink, const Extent *e) noexcept nogil:
             return OK
         except MemoryError:
             return FAILED
+
+cdef bytes bytes_of(key):
+    if not isinstance(key, (str, bytes)) or not 1 <= len(key) <= MAX_KEY:
+        raise TypeError(f"key {key!r}; a str, or bytes, of 1 to {MAX_KEY} bytes is needed")
+    return key.encode() if isinstance(key, str) else key
+
+
+cdef bytes fill_key(key, Key *c_key):
+    cdef bytes name = bytes_of(key)
+    cdef const char *first = name
+    if len(name) > MAX_KEY:
+        raise TypeError(f"key {key!r} has {len(name)} bytes; 1 to {MAX_KEY} are possible")
+    c_key.n = len(name)
+    memcpy(c_key.bytes, first, c_key.n)
+    return name
+
 
 cdef object as_exception(const Error *error):
     try:

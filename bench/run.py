@@ -1,4 +1,4 @@
-"""Runs the benchmarks: python bench/run.py [submit] [copies] [neighbour] [queueing] [strata]
+"""Runs the benchmarks: python bench/run.py [submit] [copies] [neighbour] [queueing] [strata] [arena]
 
 They are built before, by python bench/setup.py build_ext --inplace. STRATA_COPY_RUNTIME says which runtime is measured,
 as for the library. A missed goal is no failure; wrong bytes are, and ceilings below what this kind of device has.
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+import arena.measure
 import copies.measure
 import neighbour.measure
 import queueing.measure
@@ -25,6 +26,7 @@ BENCHES = {
     "neighbour": neighbour.measure.run,
     "queueing": queueing.measure.run,
     "strata": strata.measure.run,
+    "arena": arena.measure.run,
 }
 RESULTS = Path(__file__).resolve().parent / "results"
 

@@ -133,7 +133,7 @@ typedef int (*strata_hook)(void *hook_arg, int32_t layer, int32_t device, void *
 /* Everything is read before submit returns. Make one with strata_request_new and set what differs. */
 typedef struct {
     uint32_t size, flags;
-    const int64_t *begin, *upto;           /* one value per mark; begin NULL: from 0 */
+    const int64_t *begin, *upto;           /* one value per mark; begin NULL: what the states' lineages say */
     uint32_t n_marks, reserved;
     uint64_t groups;                       /* bit g: group g moves; 0: all */
     const int64_t *src_bank, *dst_bank;    /* one value per group; NULL: bank 0 */
@@ -188,6 +188,23 @@ typedef struct {
     /* OK: the ticket stops at the next chunk and ends CANCELLED once what is queued has landed: poll it. AGAIN: everything is queued
      * already, or it has ended. */
     int (*cancel)(strata_ticket, strata_error *);
+    /* What the engine says of a state's content, so that copies move what changed: each before the first kernel that writes, from any
+     * thread, one at a time for a state (else BUSY), also while copies are in flight. A state that was told nothing moves whole.
+     * Each gives running state a new generation. n_marks: one for each mark of the layout. */
+    /* Rows up to the marks, and running state with them, were or will be written. */
+    int (*state_advanced)(strata_state *, const int64_t *marks, uint32_t n_marks, strata_error *);
+    /* Rows from the marks on were or will be rewritten. */
+    int (*state_rewound)(strata_state *, const int64_t *marks, uint32_t n_marks, strata_error *);
+    /* Units [first_unit, first_unit + n) of a part were or will be rewritten; of running state a unit is a bank (a snapshot). */
+    int (*state_dirty)(strata_state *, int32_t part, int64_t first_unit, int64_t n, strata_error *);
+    /* OK where the engine could go back to the marks; else REFUSED with the first part that could not in the error. */
+    int (*state_rewindable)(strata_state *, const int64_t *marks, uint32_t n_marks, strata_error *);
+    /* Images (strata_copy.Image): room for the marks, before a submit into one; REFUSED where the arena has none left. */
+    int (*image_reserve)(strata_state *, const int64_t *marks, uint32_t n_marks, strata_error *);
+    /* What the next publish shows with the rows: copied now. */
+    int (*image_blob)(strata_state *, const void *bytes, size_t n, strata_error *);
+    /* Shows what has landed. AGAIN while a ticket uses the image; generation 0: any. */
+    int (*image_publish)(strata_state *, uint64_t generation, strata_error *);
 } strata_copy_api;
 
 #ifdef Py_PYTHON_H
@@ -218,6 +235,13 @@ static inline int strata_copy_import(void) {
 #define strata_state_generation (strata_copy_table->state_generation)
 #define strata_state_reset (strata_copy_table->state_reset)
 #define strata_cancel (strata_copy_table->cancel)
+#define strata_state_advanced (strata_copy_table->state_advanced)
+#define strata_state_rewound (strata_copy_table->state_rewound)
+#define strata_state_dirty (strata_copy_table->state_dirty)
+#define strata_state_rewindable (strata_copy_table->state_rewindable)
+#define strata_image_reserve (strata_copy_table->image_reserve)
+#define strata_image_blob (strata_copy_table->image_blob)
+#define strata_image_publish (strata_copy_table->image_publish)
 #endif
 
 #ifdef __cplusplus

@@ -35,6 +35,13 @@ CAPI = {
     "state_of": "strata_state *(PyObject *)",
     "generation": "uint64_t (strata_state const *)",
     "release": "void (strata_ticket *)",
+    "advanced": "int (strata_state *, int64_t const *, uint32_t, strata_error *)",
+    "rewound": "int (strata_state *, int64_t const *, uint32_t, strata_error *)",
+    "rewindable": "int (strata_state *, int64_t const *, uint32_t, strata_error *)",
+    "image_reserve": "int (strata_state *, int64_t const *, uint32_t, strata_error *)",
+    "image_blob": "int (strata_state *, void const *, size_t, strata_error *)",
+    "image_publish": "int (strata_state *, uint64_t, strata_error *)",
+    "dirty": "int (strata_state *, int32_t, int64_t, int64_t, strata_error *)",
 }
 
 # Bytes of the structs of strata_copy.h. Requests carry their size; the others may not change.
@@ -48,7 +55,7 @@ SIZES = {
     "Pages": 24,
     "Request": 144,
     "Ticket": 8,
-    "table": 96,
+    "table": 152,
 }
 
 
@@ -131,9 +138,40 @@ def test_a_copy_from_c(built, scene, stream, language):
     steps = ("submitted", "waited", "done", "source_done", "synced", "polled", "reset")
     assert {step: said[step] for step in steps} == dict.fromkeys(steps, OK)
     assert (said["found"], said["bytes"], said["grown"], said["ticket"]) == (1, layout.bytes_at([21]), 1, 0)
+    assert (said["said"], said["rewindable"], said["unsaid"], said["room"]) == (OK, OK, REFUSED, 3 * REFUSED)
     assert (said["released"], said["reason"]) == (OK, 0) or (said["released"], said["reason"]) == (REFUSED, TICKET)
     assert scene.source.state.generation == 2
     assert differences(scene.target, after_copy(scene.source, scene.target, 21)) == []
+
+
+def test_what_an_engine_says_from_cython(consumer, scene):
+    main, slot = scene.source, scene.target
+    assert consumer.say(main.state, "rewindable", 0)[0] == REFUSED
+    assert consumer.say(main.state, "advanced", 21) == (OK, 0)
+    assert consumer.say(main.state, "rewindable", 21) == (OK, 0)
+    plan = plan_of(scene)
+    assert plan.submit(21, after=SYNCED).sync(timeout=60)
+    assert plan.submit(21, after=SYNCED).bytes == 0
+    for word, value in (("rewound", 20), ("dirty", 0), ("advanced", 21)):
+        assert consumer.say(main.state, word, value) == (OK, 0)
+        ticket = plan.submit(21, after=SYNCED)
+        assert ticket.bytes > 0
+        assert ticket.sync(timeout=60)
+    for word, value, part in (("rewound", -1, 0), ("dirty", 0, 99), ("room", 1, 0), ("blob", 1, 0), ("publish", 0, 0)):
+        assert consumer.say(slot.state, word, value, part)[0] == REFUSED
+
+
+def test_an_image_from_cython(consumer, scene):
+    with sc.Arena(1 << 20, piece=1 << 20) as arena:
+        image = sc.Image(arena, scene.source.layout, chunk=32)
+        assert consumer.say(image, "room", 21) == (OK, 0)
+        assert consumer.say(image, "blob", 7) == (OK, 0)
+        assert consumer.say(image, "publish", 0)[0] == REFUSED
+        assert scene.copier.submit(scene.source.state, image, upto=21, after=SYNCED).sync(timeout=60)
+        assert consumer.say(image, "publish", image.generation) == (OK, 0)
+        assert image.marks == (21,)
+        assert image.blob == (7).to_bytes(8, "little")
+        image.discard()
 
 
 def test_a_ticket_in_flight_is_not_yet(held, consumer, scene):

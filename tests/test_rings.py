@@ -125,3 +125,19 @@ def test_windows_move_through_any_chain_of_copies(copier, memory, seed):
         copier.submit(memories[a].state, memories[b].state, upto=marks, after=SYNCED).sync()
         holds[b] = after_copy(memories[a], memories[b], marks, before=holds[b], source_bytes=holds[a])
         assert differences(memories[b], holds[b]) == []
+
+
+def test_patches_of_a_ring_move_where_those_of_dense_rows_need_not(copier, memory):
+    """Small patches of many layers move together only where all of them move or none."""
+    parts = []
+    for layer in (0, 1):
+        parts.append(sc.Part(name="rows", layer=layer, unit_bytes=16, growth=sc.Growth.linear(4)))
+        parts.append(sc.Part(name="dead", layer=layer, unit_bytes=16, growth=sc.Growth.const()))
+    shape = sc.Layout(parts, patches=[sc.Patch(layer=layer, part="rows", source="dead") for layer in (0, 1)])
+
+    def second_ringed(i, part):
+        return {"units": 30, "ring": 30} if i == 2 else {"units": 30 if part.name == "rows" else 1}
+
+    source, target = memory(shape, 1), memory(shape, 2, second_ringed)
+    copier.submit(source.state, target.state, upto=(8,), begin=(8,), after=SYNCED).sync()
+    assert differences(target, after_copy(source, target, (8,), begin=(8,))) == []

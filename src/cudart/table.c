@@ -91,6 +91,7 @@ int strata_cudart_load(strata_cudart *table, const char *path, int loaded_only, 
     table->published = NULL;
     table->adopt_worker = NULL;
     table->idle = NULL;
+    table->unchanged = NULL;
     filled = table;
     if (!pointer_attribute) *(void **)&table->pointer_range = (void *)not_supported;
     if (!event_elapsed) *(void **)&table->event_captured = (void *)not_supported;

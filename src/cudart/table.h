@@ -83,6 +83,11 @@ typedef void (*strata_word_fn)(const void *word);
 typedef int (*strata_adopt_worker_fn)(int (*step)(void));
 typedef int (*strata_idle_fn)(void);
 
+/* For a runtime that judges: at this point of the stream both rectangles hold the same bytes, as the caller believes, who therefore does
+ * not copy them. NULL for CUDA. */
+typedef void (*strata_unchanged_fn)(const void *target, size_t target_pitch, const void *source, size_t source_pitch, size_t width,
+                                    size_t rows, cudaStream_t stream);
+
 /* A member may have its function's name only where that is looked up outside of the struct. */
 #ifdef __cplusplus
 #define STRATA_FIELD(f) __typeof__(&::f) f;
@@ -100,6 +105,7 @@ typedef struct strata_cudart {
     strata_word_fn published;
     strata_adopt_worker_fn adopt_worker;
     strata_idle_fn idle;
+    strata_unchanged_fn unchanged;
 } strata_cudart;
 
 #ifdef __cplusplus

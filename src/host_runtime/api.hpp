@@ -18,5 +18,6 @@ std::remove_pointer_t<strata_word_fn> observed;
 std::remove_pointer_t<strata_word_fn> published;
 std::remove_pointer_t<strata_adopt_worker_fn> adopt_worker;
 std::remove_pointer_t<strata_idle_fn> idle;
+std::remove_pointer_t<strata_unchanged_fn> unchanged;
 
 }  // namespace host_runtime::api

@@ -88,7 +88,7 @@ uint64_t clear_faults() {
 }
 
 void host_access(const void *start, size_t bytes, bool writes) {
-    runtime().by_itself([&](State &state, const ThreadState &thread) {
+    runtime().by_itself([&](State &state, const ThreadState &thread, Lock &) {
         const auto *first = static_cast<const char *>(start);
         state.memory.for_each_inside(first, bytes, [&](const RangeRef &range, const char *at, size_t size) {
             state.races.host_access(thread, writes, range, at, size);
@@ -101,6 +101,12 @@ Live live() {
     const State &state = *runtime().state;
     return {state.engine.open_streams(), state.events.size(), state.memory.count(RangeKind::registered),
             state.memory.count(RangeKind::device), state.memory.count(RangeKind::host)};
+}
+
+Registered registered() {
+    const Lock lock(runtime().mutex);
+    const Memory &memory = runtime().state->memory;
+    return {memory.registered(), memory.most_registered()};
 }
 
 std::vector<ExecutedCopy> copy_log() {

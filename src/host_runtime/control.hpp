@@ -16,6 +16,11 @@ struct Live {
     size_t streams, events, registrations, allocations, host_allocations;
 };
 
+// Bytes that the callers have registered, now and at most at any time.
+struct Registered {
+    size_t now, most;
+};
+
 // Drops everything, which takes until the operations that are running have ended, and starts anew.
 void configure(const Config &config);
 
@@ -40,6 +45,7 @@ uint64_t clear_faults();
 void host_access(const void *start, size_t bytes, bool writes);
 
 Live live();
+Registered registered();
 std::vector<ExecutedCopy> copy_log();
 std::vector<OrderCall> order_log();
 std::vector<std::string> violations();

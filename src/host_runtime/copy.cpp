@@ -28,4 +28,10 @@ void Copy::move() const {
 
 void Copy::corrupt() const { target[rows / 2 * target_pitch + width / 2] ^= 0x10; }
 
+size_t Comparison::first_difference() const {
+    size_t row = 0;
+    while (row < rows && std::memcmp(target + row * target_pitch, source + row * source_pitch, width) == 0) ++row;
+    return row;
+}
+
 }  // namespace host_runtime

@@ -302,6 +302,22 @@ void Engine::run(Lock &lock, const Stream &, const Fill &fill) {
     races_.executed(fill);
 }
 
+void Engine::run(Lock &lock, const Stream &, const Comparison &comparison) {
+    constexpr Function self = Function::cudaMemcpyAsync;
+    const bool target_usable = usable(self, comparison.target_range, comparison.target, comparison.target_span());
+    if (!usable(self, comparison.source_range, comparison.source, comparison.source_span()) || !target_usable) return;
+    size_t row;
+    {
+        const InUse target(comparison.target_range), source(comparison.source_range);
+        const Unlocked unlocked(lock);
+        row = comparison.first_difference();
+    }
+    if (row < comparison.rows)
+        record_.violation("lineage: " + range_text(comparison.target + row * comparison.target_pitch, comparison.width) +
+                          " is not what " + range_text(comparison.source + row * comparison.source_pitch, comparison.width) +
+                          " is, as it would be if every write to both had been told: advanced, rewound, dirty or reset is missing");
+}
+
 void Engine::run(Lock &, const Stream &, const Recording &recording) {
     recording.mark->time = std::chrono::steady_clock::now();
 }

@@ -69,6 +69,7 @@ private:
     void execute(Lock &lock, const StreamRef &stream);
     void run(Lock &lock, const Stream &stream, const Copy &copy);
     void run(Lock &lock, const Stream &stream, const Fill &fill);
+    void run(Lock &lock, const Stream &stream, const Comparison &comparison);
     void run(Lock &lock, const Stream &stream, const Recording &recording);
     void run(Lock &lock, const Stream &stream, const Waiting &waiting);
     void run(Lock &lock, const Stream &stream, const HostCall &call);

@@ -64,6 +64,8 @@ cudaError_t Memory::add_registration(int device, void *start, size_t size) {
         return touched->second->kind == RangeKind::device ? cudaErrorInvalidValue : cudaErrorHostMemoryAlreadyRegistered;
     if (size > pinned_limit_ - pinned_used_) return cudaErrorMemoryAllocation;
     pinned_used_ += size;
+    registered_ += size;
+    most_registered_ = std::max(most_registered_, registered_);
     live_[number(start)] = std::make_shared<Range>(Range{RangeKind::registered, device, static_cast<char *>(start), size});
     return cudaSuccess;
 }
@@ -72,7 +74,10 @@ void Memory::release(const RangeRef &range) {
     range->live = false;
     live_.erase(number(range->start));
     (range->kind == RangeKind::device ? device_used_[range->device] : pinned_used_) -= range->size;
-    if (range->kind == RangeKind::registered) return;
+    if (range->kind == RangeKind::registered) {
+        registered_ -= range->size;
+        return;
+    }
 
     // Dropping the pages beyond the pattern gives their room back and keeps the addresses.
     if (range->size > kPatternBytes)

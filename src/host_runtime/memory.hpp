@@ -66,6 +66,9 @@ public:
     size_t device_limit() const { return device_limit_; }
     size_t used(int device) const { return device_used_[device]; }
     size_t count(RangeKind kind) const;
+    // Bytes that callers have registered, now and at most at any time.
+    size_t registered() const { return registered_; }
+    size_t most_registered() const { return most_registered_; }
 
 private:
     using Ranges = std::map<uintptr_t, RangeRef>;
@@ -77,6 +80,8 @@ private:
     size_t pinned_limit_;
     std::vector<size_t> device_used_;
     size_t pinned_used_ = 0;
+    size_t registered_ = 0;
+    size_t most_registered_ = 0;
     Ranges live_;
     Ranges freed_;
     std::deque<RangeRef> freed_in_order_;

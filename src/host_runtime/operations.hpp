@@ -69,6 +69,23 @@ struct Fill {
     ClockRef told{};
 };
 
+// Two rectangles that somebody takes for equal.
+struct Comparison {
+    const char *target;
+    size_t target_pitch;
+    const char *source;
+    size_t source_pitch;
+    size_t width;
+    size_t rows;
+    RangeRef target_range;  // null: pageable memory
+    RangeRef source_range;
+
+    size_t target_span() const { return (rows - 1) * target_pitch + width; }
+    size_t source_span() const { return (rows - 1) * source_pitch + width; }
+    // The row that differs first, or `rows`.
+    size_t first_difference() const;
+};
+
 struct Recording {
     MarkRef mark;
 };
@@ -82,7 +99,7 @@ struct HostCall {
     void *data;
 };
 
-using Operation = std::variant<Copy, Fill, Recording, Waiting, HostCall>;
+using Operation = std::variant<Copy, Fill, Comparison, Recording, Waiting, HostCall>;
 
 struct Stream {
     const uint64_t handle;  // 0: the queue of the blocking cudaMemcpy

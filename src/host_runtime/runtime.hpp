@@ -101,9 +101,9 @@ public:
     template <class Body>
     void by_itself(Body body) {
         if (forked || !looks_for_races_.load(std::memory_order_acquire)) return;  // a poll may be here: it takes no lock for nothing
-        const Lock lock(mutex);
+        Lock lock(mutex);
         const ThreadState &thread = enter();
-        if (state->races.on() && !thread.in_host_function) body(*state, thread);
+        if (state->races.on() && !thread.in_host_function) body(*state, thread, lock);
     }
     // Scheduled mode: takes over a program's worker, or lets it go (null). False in threads mode.
     bool adopt(int (*step)());

@@ -9,7 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 
-from strata_copy._core import Copier, Plan, Progress, State, Ticket
+from strata_copy._core import Copier, Image, Plan, Pool, Progress, State, Ticket
+from strata_copy.arena import Arena
 from strata_copy.cudart import RuntimeUnavailable
 from strata_copy.errors import Cancelled, CopyError, Failed, Poisoned, Refused
 from strata_copy.layout import Layout
@@ -18,18 +19,21 @@ from strata_copy.places import CALLER_SYNCED, Event, Place, Stream
 
 __all__ = [
     "CALLER_SYNCED",
+    "Arena",
     "Cancelled",
     "Copier",
     "CopyError",
     "Event",
     "Failed",
     "Growth",
+    "Image",
     "Layout",
     "Part",
     "Patch",
     "Place",
     "Plan",
     "Poisoned",
+    "Pool",
     "Progress",
     "Refused",
     "RuntimeUnavailable",

@@ -1,6 +1,6 @@
 """The functions that other Cython modules cimport, over the types of strata_copy.h. `cimport strata_copy` is the way in."""
 
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 cimport strata_copy.abi as abi
 
@@ -15,6 +15,16 @@ cdef void release(abi.Ticket *ticket) noexcept nogil
 cdef int cancel(abi.Ticket ticket, abi.Error *error) noexcept nogil
 cdef uint64_t generation(const abi.State *state) noexcept nogil
 cdef int reset(abi.State *state, abi.Error *error) noexcept nogil
+# What the engine says of a state's content, before it writes: strata_copy.h has what each means.
+cdef int advanced(abi.State *state, const int64_t *marks, uint32_t n_marks, abi.Error *error) noexcept nogil
+cdef int rewound(abi.State *state, const int64_t *marks, uint32_t n_marks, abi.Error *error) noexcept nogil
+cdef int dirty(abi.State *state, int32_t part, int64_t first_unit, int64_t n, abi.Error *error) noexcept nogil
+cdef int rewindable(abi.State *state, const int64_t *marks, uint32_t n_marks, abi.Error *error) noexcept nogil
+
+# Images: room for marks before a submit, what is published with the rows, and publishing (AGAIN while a ticket uses the image).
+cdef int image_reserve(abi.State *image, const int64_t *marks, uint32_t n_marks, abi.Error *error) noexcept nogil
+cdef int image_blob(abi.State *image, const void *bytes, size_t n, abi.Error *error) noexcept nogil
+cdef int image_publish(abi.State *image, uint64_t generation, abi.Error *error) noexcept nogil
 
 # From the Python objects; a pointer lives as long as its object. TypeError for another object.
 cdef abi.Plan *plan_of(object plan) except NULL

@@ -8,6 +8,7 @@ from strata_copy.abi cimport (
 )
 from strata_copy.atomics cimport load_i32, load_u64
 from strata_copy.cudart cimport cudaErrorCapturedEvent, cuda_failed, outcome, rt
+from strata_copy.images cimport image_readable, image_writable
 from strata_copy.lanes cimport MAX_AFTER, OPEN, CopierData, device_index
 from strata_copy.plan cimport PlanData, units_to_move
 from strata_copy.states cimport StateData
@@ -37,12 +38,16 @@ cdef int check_plan_now(Submission *s) noexcept nogil:
     cdef StateData *target = s.plan.target
     cdef int32_t i
     if s.request.size != sizeof(Request):
-        return units_to_move(s.plan, s.request, s.copier.units, NULL, s.error)      # says what is wrong with it
+        return units_to_move(s.plan, s.request, s.copier.units, NULL, &s.known, s.error)      # says what is wrong with it
     for i in range(s.plan.n_sources):
         if load_i32(&s.plan.sources[i].invalid):
             return outcome(s.error, REFUSED, REASON_INVALID, "source %d is INVALID: its last copy failed and it was not reset", i)
+        if s.plan.sources[i].image != NULL and image_readable(s.plan.sources[i], s.request, s.error) != OK:
+            return REFUSED
         if s.request.src_generation != 0 and s.request.src_generation != load_u64(&s.plan.sources[i].generation):
             return wrong_generation(s, "source", s.request.src_generation, load_u64(&s.plan.sources[i].generation))
+    if target.image != NULL and image_writable(target, s.request, s.error) != OK:
+        return REFUSED
     if s.request.dst_generation != 0 and s.request.dst_generation != load_u64(&target.generation):
         return wrong_generation(s, "target", s.request.dst_generation, load_u64(&target.generation))
     return OK

@@ -12,8 +12,8 @@ from strata_copy.lanes cimport (
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
-    MAX_DEVICES, ROUTE_IN, ROUTE_LOCAL, ROUTE_OUT, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, ROUTES, Bundle, Extent, PlanData, Units,
-    emit_bundle, emit_end, emit_part, moves_early,
+    MAX_DEVICES, ROUTE_IN, ROUTE_LOCAL, ROUTE_OUT, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, ROUTES, Bundle, Emission, Extent, PlanData,
+    Units, bytes_of, emit_bundle, emit_end, emit_part, emit_unmoved, moves_early,
 )
 from strata_copy.staging cimport stage_copy, stage_flush, stage_layer, stage_sent, stage_take
 from strata_copy.tickets cimport tell_news
@@ -187,6 +187,7 @@ cdef int queue_end(Course *course) noexcept nogil:
         if status == OK and course.last[n] != NULL:
             status = wait_event(device, device.finish, course.last[n], course.guard, course.error)
     if status == OK:
+        show_unmoved(course)
         status = record(device, course.share.done, device.finish, course.guard, course.error)
     if status != OK:
         return status
@@ -277,8 +278,7 @@ cdef int64_t layer_bytes(const Course *course, int32_t layer) noexcept nogil:
     for k in range(layout.first[layer], layout.first[layer + 1]):
         part = layout.order[k]
         if not nothing_of(course, part) and not moves_early(course.plan, part):
-            bytes += ((course.units[part].end - course.units[part].first) * layout.parts[part].growth.unit_bytes
-                      * layout.parts[part].rep)
+            bytes += bytes_of(&layout.parts[part], &course.units[part])
     return bytes
 
 
@@ -352,6 +352,24 @@ cdef int hook_waits(Course *course, cudaEvent_t event) noexcept nogil:
         if course.last[n] == event:
             course.last[n] = NULL
     return wait_event(course.device, course.device.hook, event, course.guard, course.error)
+
+
+cdef void show_unmoved(const Course *course) noexcept nogil:
+    """Shows a runtime that judges what the lineages let the copy leave out, unless it was cut short."""
+    cdef Emission emission
+    cdef int32_t i
+    if rt.unchanged == NULL or course.request.begin != NULL or course.layer < course.slot.n_layers:
+        return
+    emission.take, emission.sink, emission.pending.rows = show_extent, course.device.finish, 0
+    for i in range(course.plan.target.layout.n_parts):
+        if course.plan.parts[i].device_number == course.share - course.slot.devices:
+            emit_unmoved(&emission, course.plan, course.request, i, &course.units[i])
+    emit_end(&emission)
+
+
+cdef int show_extent(void *sink, const Extent *e) noexcept nogil:
+    rt.unchanged(e.target, e.target_pitch, e.source, e.source_pitch, e.width, e.rows, sink)
+    return OK
 
 
 # ---- bytes onto lanes

@@ -31,6 +31,9 @@ cdef extern from "control.hpp" namespace "host_runtime" nogil:
     cdef cppclass Live:
         size_t streams, events, registrations, allocations, host_allocations
 
+    cdef cppclass Registered:
+        size_t now, most
+
     cdef cppclass ExecutedCopy:
         const char *function
         uint64_t stream
@@ -52,6 +55,7 @@ cdef extern from "control.hpp" namespace "host_runtime" nogil:
     uint64_t c_clear_faults "host_runtime::clear_faults"()
     void host_access(const void *, size_t, cbool)
     Live c_live "host_runtime::live"()
+    Registered c_registered "host_runtime::registered"()
     vector[ExecutedCopy] copy_log() except +
     vector[OrderCall] order_log() except +
     vector[string] c_violations "host_runtime::violations"() except +
@@ -118,6 +122,12 @@ def live():
         "allocations": counts.allocations,
         "host_allocations": counts.host_allocations,
     }
+
+
+def registered():
+    """Bytes registered by callers: a tuple of how many are now, and the most that were at any time since `configure`."""
+    cdef Registered bytes = c_registered()
+    return bytes.now, bytes.most
 
 
 def fail(str function, nth, int code, bint forever=False):

@@ -6,11 +6,12 @@ A copy's way goes on from here to lanes.pyx: `units_to_move` says which units of
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
-from strata_copy.abi cimport Error, Request
+from strata_copy.abi cimport STATE, Error, PartSpec, PlaceSpec, Request
+from strata_copy.lineage cimport MAX_KIN, Known
 from strata_copy.states cimport StateData
 
 cdef enum:
-    MAX_SOURCES = 8
+    MAX_SOURCES = MAX_KIN
     MAX_DEVICES = 16
 
 # How bytes travel.
@@ -78,8 +79,18 @@ cdef PlanData *plan_new(StateData **sources, int32_t n_sources, StateData *targe
 cdef void plan_hold(PlanData *plan) noexcept nogil
 cdef void plan_drop(PlanData *plan) noexcept nogil
 
-# Every check of a request against a plan's layout and places. OK: units[part] is filled for each part and bytes is their sum.
-cdef int units_to_move(const PlanData *plan, const Request *request, Units *units, int64_t *bytes, Error *error) noexcept nogil
+# Every check of a request against a plan's layout and places. OK: units[part] is filled for each part and bytes is their sum. Where the
+# request does not name `begin`, they are what the states' lineages do not cover; `known` is for kinship.pxd: handed_on.
+cdef int units_to_move(const PlanData *plan, const Request *request, Units *units, int64_t *bytes, Known *known,
+                       Error *error) noexcept nogil
+
+# Banks hold running state; a part that grows and is kept once has only bank 0, whatever bank its group moves.
+cdef inline int64_t bank_of(const int64_t *banks, const PartSpec *part, const PlaceSpec *place) noexcept nogil:
+    return 0 if banks == NULL or (part.growth.rule != STATE and place.banks == 1) else banks[part.group]
+
+# Bytes of the units of a part that move.
+cdef inline int64_t bytes_of(const PartSpec *part, const Units *units) noexcept nogil:
+    return (units.sinks + units.end - units.first) * part.growth.unit_bytes * part.rep
 
 # Once the parts have their device numbers: fills `early`.
 cdef void note_early(PlanData *plan) noexcept nogil
@@ -90,3 +101,5 @@ cdef int emit_bundle(Emission *emission, const PlanData *plan, const Request *re
 cdef int emit_part(Emission *emission, const PlanData *plan, const Request *request, int32_t part,
                    const Units *units) noexcept nogil
 cdef int emit_end(Emission *emission) noexcept nogil
+# The units that exist and do not move.
+cdef int emit_unmoved(Emission *emission, const PlanData *plan, const Request *request, int32_t part, const Units *units) noexcept nogil

@@ -6,11 +6,13 @@ from libc.string cimport memcmp
 
 from strata_copy.abi cimport (
     CONST, DEVICE, LINEAR, OK, PAGEABLE, PINNED, REASON_BANK, REASON_CAPACITY, REASON_GROUP, REASON_LAYOUT, REASON_MARK, REASON_MEMORY,
-    REASON_REQUEST, REASON_SAME_STATE, REASON_UNSUPPORTED, REFUSED, STATE, Error, Growth, PartSpec, PlaceSpec, Request,
+    REASON_REQUEST, REASON_SAME_STATE, REASON_UNSUPPORTED, REFUSED, STATE, WINDOW, Error, Growth, PartSpec, PlaceSpec, Request,
 )
 from strata_copy.atomics cimport add_i64
 from strata_copy.cudart cimport outcome
+from strata_copy.kinship cimport first_to_move, know, known_end
 from strata_copy.layout cimport LayoutData, live_at, settled_at, units_at
+from strata_copy.lineage cimport Known
 from strata_copy.states cimport StateData, check_apart, place_run, state_drop, state_hold
 
 cdef enum:
@@ -62,15 +64,26 @@ cdef void plan_drop(PlanData *plan) noexcept nogil:
     free_plan(plan)
 
 
-cdef int units_to_move(const PlanData *plan, const Request *request, Units *units, int64_t *bytes, Error *error) noexcept nogil:
+cdef int units_to_move(const PlanData *plan, const Request *request, Units *units, int64_t *bytes, Known *known,
+                       Error *error) noexcept nogil:
+    cdef int status = check_request(plan.target.layout, request, error)
+    if status != OK:
+        return status
+    know(plan, request, known)
+    status = find_units(plan, request, units, known, error)
+    known_end(plan)
+    if status == OK:
+        keep_together(plan, units)
+        bytes[0] = count_bytes(plan.target.layout, units)
+    return status
+
+
+cdef int find_units(const PlanData *plan, const Request *request, Units *units, const Known *known, Error *error) noexcept nogil:
     cdef const LayoutData *layout = plan.target.layout
     cdef const PartSpec *part
     cdef uint64_t src_used = 0, dst_used = 0
     cdef int32_t i
-    cdef int status = check_request(layout, request, error)
-    if status != OK:
-        return status
-    bytes[0] = 0
+    cdef int status
     for i in range(layout.n_parts):
         part = &layout.parts[i]
         units[i].first = units[i].end = units[i].sinks = 0
@@ -90,12 +103,32 @@ cdef int units_to_move(const PlanData *plan, const Request *request, Units *unit
             status = check_capacity(plan.target, i, &units[i], "target", error)
         if status != OK:
             return status
-        if request.begin != NULL and plan.target.places[i].ring == 0:
-            units[i].first = max(units[i].first, first_unit(part, request.begin, units[i].end))
-        bytes[0] += (units[i].end - units[i].first + units[i].sinks) * part.growth.unit_bytes * part.rep
+        if not moves_whole(plan, i):
+            units[i].first = (first_unit(part, request.begin, units[i].end) if request.begin != NULL else
+                              first_to_move(known, plan, request, i, units[i].end))
     error.part = error.layer = -1
     status = check_banks_used(layout, request, request.src_bank, src_used, "source", error)
     return status if status != OK else check_banks_used(layout, request, request.dst_bank, dst_used, "target", error)
+
+
+cdef void keep_together(const PlanData *plan, Units *units) noexcept nogil:
+    """Parts of a bundle move together or not at all: where one has to, all do."""
+    cdef int32_t i, bundle
+    for i in range(plan.target.layout.n_parts):
+        bundle = plan.part_bundle[i]
+        if in_bundle(plan, bundle) and units[i].first < units[i].end:
+            units[plan.bundles[bundle].part].first = units[i].first
+    for i in range(plan.target.layout.n_parts):
+        if in_bundle(plan, plan.part_bundle[i]):
+            units[i].first = units[plan.bundles[plan.part_bundle[i]].part].first
+
+
+cdef int64_t count_bytes(const LayoutData *layout, const Units *units) noexcept nogil:
+    cdef int64_t bytes = 0
+    cdef int32_t i
+    for i in range(layout.n_parts):
+        bytes += bytes_of(&layout.parts[i], &units[i])
+    return bytes
 
 
 cdef void note_early(PlanData *plan) noexcept nogil:
@@ -119,18 +152,19 @@ cdef int emit_bundle(Emission *emission, const PlanData *plan, const Request *re
     cdef const PartSpec *part = &layout.parts[bundle.part]
     cdef int32_t source_part = bundle.part
     cdef int64_t target_unit = 0, left
+    cdef size_t source_piece, target_piece
     cdef char *address
     cdef Extent extent
     if bundle.count == 1 or units.first == units.end:
         return OK
     if bundle.patches:
         source_part, target_unit = layout.patches[layout.patch_of[bundle.part]].source_part, units.end - 1
-    place_of(plan, request, source_part, True, 0, &address, &left)
+    place_of(plan, request, source_part, True, 0, &address, &left, &source_piece)
     extent.source = address
-    place_of(plan, request, bundle.part, False, target_unit, &extent.target, &left)
+    place_of(plan, request, bundle.part, False, target_unit, &extent.target, &left, &target_piece)
     extent.width, extent.rows = part.growth.unit_bytes, bundle.count
     extent.source_pitch, extent.target_pitch = bundle.source_pitch, bundle.target_pitch
-    return emit(emission, bundle.part, &extent, plan.parts[bundle.part].source.piece[source_part], plan.target.piece[bundle.part])
+    return emit(emission, bundle.part, &extent, source_piece, target_piece)
 
 
 cdef int emit_part(Emission *emission, const PlanData *plan, const Request *request, int32_t part,
@@ -152,6 +186,20 @@ cdef int emit_part(Emission *emission, const PlanData *plan, const Request *requ
     return status
 
 
+cdef int emit_unmoved(Emission *emission, const PlanData *plan, const Request *request, int32_t part,
+                      const Units *units) noexcept nogil:
+    cdef const LayoutData *layout = plan.target.layout
+    cdef int32_t patch = layout.patch_of[part]
+    cdef bint patched = patch >= 0 and units.end > 0 and units.first == units.end
+    cdef int status
+    if moves_whole(plan, part):
+        return OK
+    status = emit_units(emission, plan, request, part, 0, part, 0, units.first - patched)
+    if status == OK and patched:
+        status = emit_units(emission, plan, request, layout.patches[patch].source_part, 0, part, units.end - 1, 1)
+    return status
+
+
 cdef int emit_end(Emission *emission) noexcept nogil:
     """Lets the pending extent go: the next one has another way."""
     cdef Extent extent = emission.pending
@@ -163,35 +211,33 @@ cdef int emit_end(Emission *emission) noexcept nogil:
 
 cdef int emit_units(Emission *emission, const PlanData *plan, const Request *request, int32_t source_part, int64_t source_unit,
                     int32_t target_part, int64_t target_unit, int64_t count) noexcept nogil:
-    cdef const StateData *source = plan.parts[source_part].source
-    cdef const PlaceSpec *from_ = &source.places[source_part]
+    cdef const PlaceSpec *from_ = &plan.parts[source_part].source.places[source_part]
     cdef const PlaceSpec *to = &plan.target.places[target_part]
     cdef const PartSpec *part = &plan.target.layout.parts[target_part]
     cdef int64_t unit_bytes = part.growth.unit_bytes
-    cdef int64_t source_bank = bank_of(request.src_bank, &plan.target.layout.parts[source_part], from_)
-    cdef int64_t target_bank = bank_of(request.dst_bank, part, to)
     cdef int64_t source_left, target_left, n, _run
+    cdef size_t source_piece, target_piece
     cdef char *source_address
     cdef char *target_address
     cdef bint dense = from_.stride == unit_bytes and to.stride == unit_bytes
     cdef Extent extent
     cdef int status
     while count > 0:
-        place_run(from_, &plan.target.layout.parts[source_part], source_bank, source_unit, &source_address, &source_left)
-        place_run(to, part, target_bank, target_unit, &target_address, &target_left)
+        place_of(plan, request, source_part, True, source_unit, &source_address, &source_left, &source_piece)
+        place_of(plan, request, target_part, False, target_unit, &target_address, &target_left, &target_piece)
         n = min(count, source_left, target_left)
         extent.source, extent.target = source_address, target_address
         if dense:       # one row for each run of a unit
             extent.width, extent.rows = n * unit_bytes, part.rep
             extent.source_pitch, extent.target_pitch = from_.rep_stride, to.rep_stride
-            status = emit(emission, target_part, &extent, source.piece[source_part], plan.target.piece[target_part])
+            status = emit(emission, target_part, &extent, source_piece, target_piece)
             if status != OK:
                 return status
         else:           # one row for each unit, run after run
             extent.width, extent.rows = unit_bytes, n
             extent.source_pitch, extent.target_pitch = from_.stride, to.stride
             for _run in range(part.rep):
-                status = emit(emission, target_part, &extent, source.piece[source_part], plan.target.piece[target_part])
+                status = emit(emission, target_part, &extent, source_piece, target_piece)
                 if status != OK:
                     return status
                 extent.source += from_.rep_stride
@@ -203,12 +249,10 @@ cdef int emit_units(Emission *emission, const PlanData *plan, const Request *req
 
 
 cdef void place_of(const PlanData *plan, const Request *request, int32_t part, bint source, int64_t unit, char **address,
-                   int64_t *left) noexcept nogil:
+                   int64_t *left, size_t *piece) noexcept nogil:
     cdef const StateData *state = plan.parts[part].source if source else plan.target
     cdef const int64_t *banks = request.src_bank if source else request.dst_bank
-    cdef const PlaceSpec *place = &state.places[part]
-    cdef const PartSpec *spec = &plan.target.layout.parts[part]
-    place_run(place, spec, bank_of(banks, spec, place), unit, address, left)
+    place_run(state, part, bank_of(banks, &plan.target.layout.parts[part], &state.places[part]), unit, address, left, piece)
 
 
 cdef int emit(Emission *emission, int32_t part, const Extent *extent, size_t source_piece, size_t target_piece) noexcept nogil:
@@ -238,9 +282,9 @@ cdef inline void flatten(Extent *extent) noexcept nogil:
         extent.source_pitch = extent.target_pitch = extent.width
 
 
-cdef inline int64_t bank_of(const int64_t *banks, const PartSpec *part, const PlaceSpec *place) noexcept nogil:
-    """Banks hold running state; a part that grows and is kept once has only bank 0, whatever bank its group moves."""
-    return 0 if banks == NULL or (part.growth.rule != STATE and place.banks == 1) else banks[part.group]
+cdef inline bint moves_whole(const PlanData *plan, int32_t part) noexcept nogil:
+    """Of a window, and into a ring, all that is live moves: what the target's rows of before are nobody has said."""
+    return plan.target.layout.parts[part].growth.rule == WINDOW or plan.target.places[part].ring != 0
 
 
 cdef inline void live_units(const Growth *growth, const int64_t *marks, Units *units) noexcept nogil:
@@ -257,7 +301,7 @@ cdef inline void live_units(const Growth *growth, const int64_t *marks, Units *u
 
 cdef inline int64_t first_unit(const PartSpec *part, const int64_t *begin, int64_t end) noexcept nogil:
     """The first unit that an append after `begin` can have changed. A constant moves with the first token only, running state
-    always. Of a window, and into a ring, all that is live moves: what the target's rows of before `begin` are nobody has said."""
+    always."""
     cdef int64_t first = 0
     if part.growth.rule == LINEAR:
         first = settled_at(&part.growth, begin)
@@ -440,7 +484,7 @@ cdef bint evenly_placed(const StateData *state_a, int32_t a, const StateData *st
     cdef const PlaceSpec *x = &state_a.places[a]
     cdef const PlaceSpec *y = &state_b.places[b]
     return (state_a == state_b and state_a.piece[a] != 0 and state_a.piece[a] == state_a.piece[b]
-            and x.stride == y.stride and x.banks == y.banks and x.bank_stride == y.bank_stride)
+            and x.stride == y.stride and x.banks == y.banks and x.bank_stride == y.bank_stride and x.ring == y.ring)
 
 
 cdef inline int32_t source_of(const LayoutData *layout, int32_t part, bint patches) noexcept nogil:

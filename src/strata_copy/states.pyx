@@ -1,18 +1,19 @@
 """States. The C side is declared in states.pxd."""
 
-from libc.stdint cimport INT64_MAX, int32_t, int64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint64_t
 from libc.stdlib cimport calloc, free, qsort
 
 from strata_copy.abi cimport (
     CONST, DEVICE, OK, PAGEABLE, PINNED, REASON_MEMORY, REASON_OVERLAP, REASON_PLACE, REASON_UNSUPPORTED, REFUSED, STATE, Error,
     PartSpec, PlaceSpec,
 )
-from strata_copy.atomics cimport add_i64
+from strata_copy.atomics cimport add_i64, load_u64
 from strata_copy.cudart cimport (
     Guard, cudaMemoryTypeDevice, cudaMemoryTypeHost, cudaMemoryTypeUnregistered, cudaPointerAttributes, cuda_failed,
     guard_enter, guard_leave, outcome, rt,
 )
 from strata_copy.layout cimport LayoutData, layout_drop, layout_hold
+from strata_copy.lineage cimport lineage_free, lineage_new
 
 
 cdef void state_hold(StateData *state) noexcept nogil:
@@ -22,16 +23,24 @@ cdef void state_hold(StateData *state) noexcept nogil:
 cdef void state_drop(StateData *state) noexcept nogil:
     if state == NULL or add_i64(&state.references, -1) > 1:
         return
+    if state.release != NULL:
+        state.release(state)
     layout_drop(state.layout)
+    lineage_free(state.lineage)
     free(state.places)
     free(state.piece)
     free(state.extremes)
     free(state)
 
 
-cdef void place_run(const PlaceSpec *place, const PartSpec *part, int64_t bank, int64_t unit, char **address,
-                    int64_t *units_left) noexcept nogil:
-    cdef int64_t sinks = part.growth.sinks
+cdef void place_run(const StateData *state, int32_t part, int64_t bank, int64_t unit, char **address, int64_t *units_left,
+                    size_t *piece) noexcept nogil:
+    cdef const PlaceSpec *place = &state.places[part]
+    cdef const Runs *runs = load_runs(state, part) if state.runs != NULL else NULL
+    cdef int64_t sinks = state.layout.parts[part].growth.sinks
+    if runs != NULL:
+        chunk_run(runs, place.stride, state.layout.parts[part].rep, unit, address, units_left, piece)
+        return
     units_left[0] = place.units - unit
     if place.ring > 0 and unit < sinks:
         units_left[0] = sinks - unit
@@ -39,6 +48,30 @@ cdef void place_run(const PlaceSpec *place, const PartSpec *part, int64_t bank, 
         unit = sinks + (unit - sinks) % place.ring
         units_left[0] = sinks + place.ring - unit
     address[0] = <char *>place.base + bank * place.bank_stride + unit * place.stride
+    piece[0] = state.piece[part]
+
+
+cdef inline const Runs *load_runs(const StateData *state, int32_t part) noexcept nogil:
+    return <const Runs *>load_u64(<const uint64_t *>&state.runs[part])
+
+
+cdef void chunk_run(const Runs *runs, int64_t stride, int64_t rep, int64_t unit, char **address, int64_t *units_left,
+                    size_t *piece) noexcept nogil:
+    """Units of one run each follow each other through its chunks; those of several only within a chunk."""
+    cdef int32_t low = 0, high = runs.n, middle
+    cdef const Run *run
+    cdef int64_t within
+    while high - low > 1:
+        middle = (low + high) // 2
+        if runs.items[middle].first <= unit:
+            low = middle
+        else:
+            high = middle
+    run = &runs.items[low]
+    within = (unit - run.first) % runs.chunk_units
+    address[0] = run.base + (unit - run.first) // runs.chunk_units * runs.chunk_bytes + within * stride
+    units_left[0] = run.first + run.units - unit if rep == 1 else runs.chunk_units - within
+    piece[0] = run.piece
 
 
 cdef int check_apart(const StateData *a, const StateData *b, Error *error) noexcept nogil:
@@ -170,7 +203,16 @@ cdef int check_places(StateData *state, Error *error) noexcept nogil:
         return status
     error.part = error.layer = -1
     qsort(state.extremes, state.layout.n_parts, sizeof(Extreme), by_start)
-    return check_apart(state, state, error)
+    status = check_apart(state, state, error)
+    return status if status != OK else begin_lineage(state, error)
+
+
+cdef int begin_lineage(StateData *state, Error *error) noexcept nogil:
+    """Once the places are known: running state is followed in each bank."""
+    state.lineage = lineage_new(state.layout, state.places)
+    if state.lineage == NULL:
+        return outcome(error, REFUSED, REASON_MEMORY, "no host memory for the lineage of %d parts", state.layout.n_parts)
+    return OK
 
 
 cdef int by_start(const void *a, const void *b) noexcept nogil:

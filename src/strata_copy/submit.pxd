@@ -5,6 +5,7 @@ from libc.stdint cimport int64_t, uint32_t
 from strata_copy.abi cimport Error, Request, Ticket
 from strata_copy.cudart cimport Guard
 from strata_copy.lanes cimport CopierData, Slot
+from strata_copy.lineage cimport Known
 from strata_copy.plan cimport PlanData
 
 
@@ -19,6 +20,7 @@ cdef struct Submission:
     int64_t bytes, chunks, calls    # that move; `chunks` of the busiest device
     uint32_t devices            # those that something moves on, as bits
     bint staged                 # some of it goes through staging
+    Known known                 # what the lineages let it leave out
     bint behind_fed             # it comes behind a ticket that is not queued to its end
 
 

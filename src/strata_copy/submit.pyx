@@ -15,12 +15,14 @@ from strata_copy.checks cimport check_devices, check_open, check_plan_now, check
 from strata_copy.copier cimport copier_reserve, the_tables
 from strata_copy.courses cimport Course, course_begin, course_go, in_hook
 from strata_copy.cudart cimport clear, guard_enter, guard_leave, outcome
+from strata_copy.images cimport image_written
+from strata_copy.kinship cimport handed_on
 from strata_copy.lanes cimport (
     CELLS, Budget, CopierData, DeviceLanes, Slot, device_index, now, pthread_mutex_lock, pthread_mutex_unlock, record,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
-    MAX_DEVICES, ROUTE_LOCAL, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, PlanData, Units, note_early, plan_hold, units_to_move,
+    MAX_DEVICES, ROUTE_LOCAL, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, PlanData, Units, bytes_of, note_early, plan_hold, units_to_move,
 )
 from strata_copy.states cimport TICKET_WORDS, StateData
 from strata_copy.tickets cimport QUEUING, give_up, of_hook, queued_to_end, sweep
@@ -65,7 +67,7 @@ cdef int submit_locked(Submission *s, Ticket *ticket) noexcept nogil:
     sweep(s.copier)
     status = check_plan_now(s)
     if status == OK:
-        status = units_to_move(s.plan, s.request, s.copier.units, &s.bytes, s.error)
+        status = units_to_move(s.plan, s.request, s.copier.units, &s.bytes, &s.known, s.error)
     if status == OK:
         status = check_waits(s)
     if status == OK:
@@ -91,6 +93,9 @@ cdef int submit_locked(Submission *s, Ticket *ticket) noexcept nogil:
         sweep(s.copier)
         return status
     publish(s)
+    handed_on(&s.known, s.plan, s.request)
+    if s.plan.target.image != NULL:
+        image_written(s.plan.target, s.request)
     s.slot.submitted = now()
     if job == NULL:
         store_i32(&s.slot.status, AGAIN)
@@ -125,7 +130,7 @@ cdef int measure(Submission *s) noexcept nogil:
         if units.first == units.end:
             continue
         s.devices |= <uint32_t>1 << d
-        size = (units.end - units.first) * layout.parts[i].growth.unit_bytes * layout.parts[i].rep
+        size = bytes_of(&layout.parts[i], units)
         calls[d] += layout.parts[i].rep if layout.parts[i].rep > 1 else 1
         s.staged = s.staged or s.plan.parts[i].route == ROUTE_STAGE or s.plan.parts[i].route == ROUTE_UNSTAGE
         if s.plan.parts[i].route != ROUTE_LOCAL:

@@ -19,6 +19,7 @@ from strata_copy.lanes cimport (
     pthread_cond_t, pthread_cond_timedwait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t, pthread_cond_init,
     pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock,
 )
+from strata_copy.lineage cimport lineage_reset
 from strata_copy.plan cimport PlanData, plan_drop
 from strata_copy.states cimport StateData
 from strata_copy.worker cimport worker_finish
@@ -243,10 +244,23 @@ cdef void end_badly(CopierData *copier, Slot *slot, int status, const Error *err
     slot.ended = now()
     if slot.touched:
         store_i32(&slot.plan.target.invalid, 1)
+    elif slot.fed:
+        disown(slot)
     published(&slot.status)
     store_i32(&slot.status, status)
     tell_news()
     end_readers(copier, slot, POISONED if status == POISONED else FAILED, error)
+
+
+cdef void disown(Slot *slot) noexcept nogil:
+    """A target that is as it was, though it counted as what a ticket would make of it: it claims nothing. Where later tickets write it,
+    which left out what this one would have brought, it is INVALID."""
+    cdef StateData *target = slot.plan.target
+    if target.writer != 0 and target.writer != slot.ticket:
+        store_i32(&target.invalid, 1)
+    lineage_reset(target.lineage)
+    if target.forget != NULL:
+        target.forget(target)
 
 
 cdef void cut_short(CopierData *copier, Slot *slot, int status, const Error *error) noexcept nogil:
@@ -309,6 +323,9 @@ cdef int reset_state(StateData *state, Error *error) noexcept nogil:
         error.found = load_i32(&state.holds)
         status = outcome(error, REFUSED, REASON_BUSY, "the state is in use by %ld tickets: wait for them first", error.found)
     else:
+        lineage_reset(state.lineage)
+        if state.forget != NULL:
+            state.forget(state)
         store_i32(&state.invalid, 0)
         add_i64(<int64_t *>&state.generation, 1)
     pthread_mutex_unlock(&copier.lock)

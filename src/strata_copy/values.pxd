@@ -1,6 +1,6 @@
 """From Python's values to C's: places, and requests with everything that they point to."""
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint32_t
 
 from strata_copy.abi cimport PartSpec, PlaceSpec, Request, Wait
 from strata_copy.lanes cimport MAX_AFTER
@@ -20,3 +20,5 @@ cdef int fill_place(place, const PartSpec *part, PlaceSpec *spec) except -1
 # Only what has no meaning in C either is refused here; the library's own checks come with the submit.
 cdef int fill_request(RequestValues *values, Layout layout, upto, after, begin, groups, src_bank, dst_bank) except -1
 cdef int fill_way(RequestValues *values, src_generation, dst_generation, priority, bytes_ahead, feed, hook, hook_arg) except -1
+# How many there are; fewer or more than the layout has are left to the library's checks.
+cdef uint32_t fill_marks(Layout layout, marks, int64_t *values) except 0

@@ -113,6 +113,30 @@ def reset(state):
     return sc.reset(sc.state_of(state), &error)
 
 
+def say(state, what, int64_t value, int64_t part=0):
+    """One of the words on a state's content, with its outcome and reason."""
+    cdef sc.State *data = sc.state_of(state)
+    cdef sc.Error error
+    cdef int status
+    if what == "advanced":
+        status = sc.advanced(data, &value, 1, &error)
+    elif what == "rewound":
+        status = sc.rewound(data, &value, 1, &error)
+    elif what == "dirty":
+        status = sc.dirty(data, part, value, 1, &error)
+    elif what == "rewindable":
+        status = sc.rewindable(data, &value, 1, &error)
+    elif what == "room":
+        status = sc.image_reserve(data, &value, 1, &error)
+    elif what == "blob":
+        status = sc.image_blob(data, &value, 8, &error)
+    elif what == "publish":
+        status = sc.image_publish(data, value, &error)
+    else:
+        raise ValueError(what)
+    return status, error.reason
+
+
 cdef int no_hook(void *arg, int32_t layer, int32_t device, void *stream) noexcept nogil:
     return 0
 

@@ -23,7 +23,7 @@ static PyObject *copy(PyObject *self, PyObject *args) {
     strata_error error;
     strata_progress progress;
     strata_ticket ticket, ended[4];
-    int submitted, waited = STRATA_OK, done, source_done, synced, polled, found, released, reset;
+    int reason, submitted, waited = STRATA_OK, done, source_done, synced, polled, found, released, reset, said, unsaid, rewindable, room;
     uint64_t before, after;
 
     upto[0] = upto_value;
@@ -43,13 +43,23 @@ static PyObject *copy(PyObject *self, PyObject *args) {
     after = strata_state_generation((const strata_state *)address(target));
     strata_release(&ticket);
     released = strata_sync(ended[0], 0, &error);
+    reason = error.reason;
     reset = strata_state_reset((strata_state *)address(source), NULL);
+    said = strata_state_advanced((strata_state *)address(source), upto, 1, NULL);
+    said |= strata_state_rewound((strata_state *)address(source), upto, 1, NULL);
+    said |= strata_state_dirty((strata_state *)address(source), 0, 0, 1, NULL);
+    rewindable = strata_state_rewindable((strata_state *)address(source), upto, 1, NULL);
+    unsaid = strata_state_advanced((strata_state *)address(source), NULL, 0, &error);
+    room = strata_image_reserve((strata_state *)address(source), upto, 1, NULL);
+    room += strata_image_blob((strata_state *)address(source), upto, 8, NULL);
+    room += strata_image_publish((strata_state *)address(source), 0, NULL);
     Py_END_ALLOW_THREADS
 
-    return Py_BuildValue("{s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:L,s:L,s:K,s:i,s:i,s:i,s:s}", "submitted", submitted, "waited", waited,
+    return Py_BuildValue("{s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:L,s:L,s:K,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:s}", "submitted", submitted, "waited", waited,
                          "done", done, "source_done", source_done, "synced", synced, "polled", polled, "found", found, "bytes",
                          (long long)progress.bytes, "grown", (long long)(after - before), "ticket", (unsigned long long)ticket.v,
-                         "released", released, "reason", (int)error.reason, "reset", reset, "text", error.text);
+                         "released", released, "reason", reason, "reset", reset, "said", said,
+                         "rewindable", rewindable, "unsaid", unsaid, "room", room, "text", error.text);
 }
 
 static PyObject *sizes(PyObject *self, PyObject *unused) {

@@ -1,0 +1,1 @@
+"""What pinned memory costs, and whom it holds up."""

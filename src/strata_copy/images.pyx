@@ -1,0 +1,388 @@
+"""Images. The C side is declared in images.pxd."""
+
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset
+
+from strata_copy.abi cimport (
+    AGAIN, LINEAR, OK, PINNED, REASON_BANK, REASON_BUSY, REASON_CAPACITY, REASON_CLOSED, REASON_GENERATION, REASON_INVALID, REASON_MARK,
+    REASON_MEMORY, REASON_PLACE, REASON_UNSUPPORTED, REFUSED, STATE, WINDOW, Error, PartSpec, PlaceSpec, Request,
+)
+from strata_copy.arena cimport ARENA_GRAIN, ArenaData, Range, arena_drop, arena_give, arena_hold, arena_take
+from strata_copy.atomics cimport load_i32, load_u64, store_i32, store_i64, store_u64, swap_i32
+from strata_copy.copier cimport the_tables
+from strata_copy.cudart cimport outcome
+from strata_copy.lanes cimport pthread_mutex_lock, pthread_mutex_unlock
+from strata_copy.layout cimport LayoutData, units_at
+from strata_copy.lineage cimport lineage_new, lineage_reset
+from strata_copy.states cimport DISCARDED, UNPUBLISHED, VISIBLE, Run, Runs, StateData, state_drop, state_new
+from strata_copy.tickets cimport sweep
+
+cdef enum:
+    SMALL = 16384               # plan.pyx: parts of this size move together where they lie evenly
+
+
+cdef StateData *image_new(ArenaData *arena, LayoutData *layout, int64_t banks, int64_t chunk, bint scrub, Error *error) noexcept nogil:
+    cdef StateData *state = state_new(layout, error)
+    cdef ImageData *image
+    cdef int status = OK
+    if state == NULL:
+        return NULL
+    image = <ImageData *>calloc(1, sizeof(ImageData))
+    state.image, state.runs = image, <Runs **>calloc(layout.n_parts, sizeof(Runs *))
+    if image == NULL or state.runs == NULL:
+        status = outcome(error, REFUSED, REASON_MEMORY, "no host memory for an image of %d parts", layout.n_parts)
+    else:
+        arena_hold(arena)
+        image.arena, image.scrub, state.visibility = arena, scrub, UNPUBLISHED
+        state.release, state.forget = release, forget
+        status = place_parts(state, banks, chunk, error)
+    if status == OK:
+        state.lineage = lineage_new(layout, state.places)
+        if state.lineage != NULL:
+            return state
+        outcome(error, REFUSED, REASON_MEMORY, "no host memory for the lineage of %d parts", layout.n_parts)
+    if state.release == NULL:
+        free(state.image)
+        free(state.runs)
+    state_drop(state)
+    return NULL
+
+
+cdef void release(StateData *state) noexcept nogil:
+    """The last reference is gone, and so no copy is in flight."""
+    cdef ImageData *image = <ImageData *>state.image
+    cdef Runs *runs
+    cdef int32_t i
+    give_memory(state)
+    for i in range(state.layout.n_parts):
+        while state.runs[i] != NULL:
+            runs = state.runs[i].before
+            free(state.runs[i])
+            state.runs[i] = runs
+    arena_drop(image.arena)
+    free(image.coming.bytes)
+    free(image.blob.bytes)
+    free(image)
+    free(state.runs)
+
+
+cdef void forget(StateData *state) noexcept nogil:
+    cdef ImageData *image = <ImageData *>state.image
+    image.landed = False
+    memset(image.banks, 0, sizeof(image.banks))
+    memset(image.landing, 0, sizeof(image.landing))
+    store_i32(&state.visibility, UNPUBLISHED)
+
+
+# ---- places
+
+cdef int place_parts(StateData *state, int64_t banks, int64_t chunk, Error *error) noexcept nogil:
+    """Parts that grow begin with an empty table; the others lie in a block, small ones first and by layer, so that they lie evenly."""
+    cdef const LayoutData *layout = state.layout
+    cdef ImageData *image = <ImageData *>state.image
+    cdef size_t bytes = 0, piece = 0
+    cdef int32_t i, k
+    cdef bint small
+    for i in range(layout.n_parts):
+        if layout.parts[i].growth.rule == WINDOW:
+            error.part, error.layer = i, layout.parts[i].layer
+            return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d: images keep no windows", layout.parts[i].name,
+                           layout.parts[i].layer)
+        bytes += fill_place(state, i, banks, chunk)
+        if layout.parts[i].growth.rule == LINEAR and state.runs[i] == NULL:
+            return outcome(error, REFUSED, REASON_MEMORY, "no host memory for an image of %d parts", layout.n_parts)
+    if bytes == 0:
+        return OK
+    if not arena_take(image.arena, bytes, bytes, 0, &image.block, &piece):
+        return no_room(state, bytes, error)
+    image.bytes += bytes
+    bytes = image.block.start
+    for small in (True, False):
+        for k in range(layout.n_parts):
+            i = layout.order[k]
+            if layout.parts[i].growth.rule != LINEAR and (unit_size(&layout.parts[i]) <= SMALL) == small:
+                state.places[i].base = state.places[i].host_base = <void *>bytes
+                state.piece[i] = piece
+                bytes += grains(unit_size(&layout.parts[i])) * state.places[i].banks
+    return OK
+
+
+cdef size_t fill_place(StateData *state, int32_t i, int64_t banks, int64_t chunk) noexcept nogil:
+    """The place of a part but its address. Returns the bytes that it needs in the block."""
+    cdef const PartSpec *part = &state.layout.parts[i]
+    cdef PlaceSpec *place = &state.places[i]
+    cdef int64_t unit = unit_size(part), units
+    place.kind, place.device, place.page_group = PINNED, -1, -1
+    place.stride, place.banks = part.growth.unit_bytes, banks if part.growth.rule == STATE else 1
+    if part.growth.rule != LINEAR:
+        place.units, place.rep_stride, place.bank_stride = 1, part.growth.unit_bytes, grains(unit)
+        return grains(unit) * place.banks
+    units = max((chunk + part.growth.q - 1) // part.growth.q, 1)
+    while units * unit % ARENA_GRAIN != 0:      # at most 255 more
+        units += 1
+    place.rep_stride = units * part.growth.unit_bytes
+    place.bank_stride = place.rep_stride * part.rep
+    state.runs[i] = <Runs *>calloc(1, sizeof(Runs))
+    if state.runs[i] != NULL:
+        state.runs[i].chunk_units, state.runs[i].chunk_bytes = units, units * unit
+    return 0
+
+
+cdef inline int64_t unit_size(const PartSpec *part) noexcept nogil:
+    return part.growth.unit_bytes * part.rep
+
+
+cdef inline size_t grains(int64_t bytes) noexcept nogil:
+    return (bytes + ARENA_GRAIN - 1) // ARENA_GRAIN * ARENA_GRAIN
+
+
+cdef int no_room(const StateData *state, size_t bytes, Error *error) noexcept nogil:
+    cdef const ArenaData *arena = (<ImageData *>state.image).arena
+    error.wanted, error.found = bytes, <int64_t>(arena.offered - arena.used)
+    return outcome(error, REFUSED, REASON_CAPACITY, "%ld bytes more are needed in one or more pieces; the arena has %ld free of %ld",
+                   error.wanted, error.found, <int64_t>arena.offered)
+
+
+# ---- growing
+
+cdef int image_reserve(StateData *state, const int64_t *marks, uint64_t n, Error *error) noexcept nogil:
+    cdef int32_t i
+    cdef int status = check_marks(state, marks, n, error)
+    if status == OK:
+        status = take_word(state, error)
+    if status != OK:
+        return status
+    for i in range(state.layout.n_parts):
+        if status == OK and state.layout.parts[i].growth.rule == LINEAR:
+            status = grow_part(state, i, units_at(&state.layout.parts[i].growth, marks), error)
+    give_word(state)
+    return status
+
+
+cdef int grow_part(StateData *state, int32_t i, int64_t units, Error *error) noexcept nogil:
+    cdef ImageData *image = <ImageData *>state.image
+    cdef Runs *runs = state.runs[i]
+    cdef int64_t chunks
+    cdef Run run
+    cdef Range found
+    while state.places[i].units < units:
+        runs = state.runs[i]
+        chunks = (units - state.places[i].units + runs.chunk_units - 1) // runs.chunk_units
+        if chunks > INT64_MAX // runs.chunk_bytes or not arena_take(
+                image.arena, chunks * runs.chunk_bytes, runs.chunk_bytes, end_of_last(runs), &found, &run.piece):
+            error.part, error.layer = i, state.layout.parts[i].layer
+            return no_room(state, min(chunks, INT64_MAX // runs.chunk_bytes) * runs.chunk_bytes, error)
+        run.first, run.units = state.places[i].units, <int64_t>found.bytes // runs.chunk_bytes * runs.chunk_units
+        run.base, run.bytes = <char *>found.start, found.bytes
+        if append_run(state, i, &run) != OK:
+            arena_give(image.arena, found.start, found.bytes)
+            return outcome(error, REFUSED, REASON_MEMORY, "no host memory for a table of %d chunks", runs.n + 1)
+        image.bytes += found.bytes
+        store_i64(&state.places[i].units, run.first + run.units)
+    return OK
+
+
+cdef size_t end_of_last(const Runs *runs) noexcept nogil:
+    return <size_t>runs.items[runs.n - 1].base + runs.items[runs.n - 1].bytes if runs.n > 0 else 0
+
+
+cdef int append_run(StateData *state, int32_t i, const Run *run) noexcept nogil:
+    """A longer table takes the place of the one that others may be looking at."""
+    cdef Runs *old = state.runs[i]
+    cdef Runs *grown = <Runs *>malloc(sizeof(Runs) + old.n * sizeof(Run))
+    if grown == NULL:
+        return REFUSED
+    memcpy(grown, old, sizeof(Runs) + max(old.n - 1, 0) * sizeof(Run))
+    grown.before = old
+    if old.n > 0 and end_of_last(old) == <size_t>run.base and old.items[old.n - 1].piece == run.piece:
+        grown.items[old.n - 1].units += run.units
+        grown.items[old.n - 1].bytes += run.bytes
+    else:
+        grown.items[old.n] = run[0]
+        grown.n = old.n + 1
+    store_u64(<uint64_t *>&state.runs[i], <uint64_t>grown)
+    return OK
+
+
+cdef void give_memory(StateData *state) noexcept nogil:
+    cdef ImageData *image = <ImageData *>state.image
+    cdef int32_t i, r
+    for i in range(state.layout.n_parts if image.bytes > 0 else 0):
+        for r in range(state.runs[i].n if state.runs[i] != NULL else 0):
+            give_range(image, <size_t>state.runs[i].items[r].base, state.runs[i].items[r].bytes)
+    if image.block.bytes > 0:
+        give_range(image, image.block.start, image.block.bytes)
+    image.bytes = image.block.bytes = 0
+
+
+cdef void give_range(ImageData *image, size_t start, size_t bytes) noexcept nogil:
+    if image.scrub:
+        memset(<void *>start, 0, bytes)
+    arena_give(image.arena, start, bytes)
+
+
+# ---- what others see
+
+cdef int image_blob(StateData *state, const void *bytes, size_t n, Error *error) noexcept nogil:
+    cdef ImageData *image = <ImageData *>state.image
+    cdef char *copy = NULL
+    cdef int status
+    if image == NULL:
+        return not_an_image(error)
+    if n > 0:
+        copy = <char *>malloc(n)
+        if copy == NULL:
+            return outcome(error, REFUSED, REASON_MEMORY, "no host memory for a blob of %ld bytes", <int64_t>n)
+        memcpy(copy, bytes, n)
+    status = take_word(state, error)
+    if status != OK:
+        free(copy)
+        return status
+    free(image.coming.bytes)
+    image.coming.bytes, image.coming.n = copy, n
+    give_word(state)
+    return OK
+
+
+cdef int image_publish(StateData *state, uint64_t generation, Error *error) noexcept nogil:
+    cdef int status = take_word(state, error) if state.image != NULL else not_an_image(error)
+    if status != OK:
+        return status
+    pthread_mutex_lock(&the_tables().lock)
+    status = check_landed(state, generation, error)
+    if status == OK:
+        show(state)
+    pthread_mutex_unlock(&the_tables().lock)
+    give_word(state)
+    return status
+
+
+cdef int check_landed(StateData *state, uint64_t generation, Error *error) noexcept nogil:
+    cdef uint64_t found
+    sweep(the_tables())
+    found = load_u64(&state.generation)
+    if load_i32(&state.holds) != 0:
+        return AGAIN
+    if load_i32(&state.invalid):
+        return outcome(error, REFUSED, REASON_INVALID, "the image is INVALID: its last copy failed and it was not reset")
+    if not (<ImageData *>state.image).landed:
+        return outcome(error, REFUSED, REASON_INVALID, "nothing was copied into the image since it was made or reset")
+    if generation != 0 and generation != found:
+        error.wanted, error.found = <int64_t>generation, <int64_t>found
+        return outcome(error, REFUSED, REASON_GENERATION, "the image has generation %ld, %ld was named: it was written since",
+                       error.found, error.wanted)
+    return OK
+
+
+cdef void show(StateData *state) noexcept nogil:
+    cdef ImageData *image = <ImageData *>state.image
+    memcpy(image.marks, image.landing, sizeof(image.marks))
+    if image.coming.bytes != NULL:
+        free(image.blob.bytes)
+        image.blob = image.coming
+        image.coming.bytes, image.coming.n = NULL, 0
+    store_i32(&state.visibility, VISIBLE)
+
+
+cdef int image_discard(StateData *state, Error *error) noexcept nogil:
+    cdef int status = take_word(state, error) if state.image != NULL else not_an_image(error)
+    if status != OK:
+        return status
+    pthread_mutex_lock(&the_tables().lock)
+    sweep(the_tables())
+    if load_i32(&state.holds) != 0:
+        error.found = load_i32(&state.holds)
+        status = outcome(error, REFUSED, REASON_BUSY, "the image is in use by %ld tickets: wait for them first", error.found)
+    else:
+        store_i32(&state.visibility, DISCARDED)
+    pthread_mutex_unlock(&the_tables().lock)
+    if status == OK:            # no submit takes it any more
+        lineage_reset(state.lineage)
+        give_memory(state)
+    give_word(state)
+    return status
+
+
+cdef void image_written(StateData *state, const Request *request) noexcept nogil:
+    cdef ImageData *image = <ImageData *>state.image
+    cdef const PartSpec *part
+    cdef int32_t i
+    for i in range(state.layout.n_parts):
+        part = &state.layout.parts[i]
+        if moves(request, part.group):
+            image.landing[part.growth.mark] = request.upto[part.growth.mark]
+            image.banks[part.group] |= <uint64_t>1 << (request.dst_bank[part.group] if request.dst_bank != NULL else 0)
+    image.landed = True
+    store_i32(&state.visibility, UNPUBLISHED)
+
+
+cdef int image_writable(const StateData *state, const Request *request, Error *error) noexcept nogil:
+    cdef const ImageData *image = <const ImageData *>state.image
+    cdef int32_t m
+    if load_i32(&state.visibility) == DISCARDED:
+        return outcome(error, REFUSED, REASON_CLOSED, "the target is an image that was discarded")
+    for m in range(state.layout.n_marks if request.begin != NULL and request.n_marks == <uint32_t>state.layout.n_marks else 0):
+        if request.begin[m] > image.landing[m]:
+            error.wanted, error.found = request.begin[m], image.landing[m]
+            return outcome(error, REFUSED, REASON_MARK, "mark %d: begin is %ld, but the image has what was copied into it up to %ld", m,
+                           error.wanted, error.found)
+    return OK
+
+
+cdef inline bint moves(const Request *request, int32_t group) noexcept nogil:
+    return request.groups == 0 or (request.groups >> group) & 1
+
+
+cdef int image_readable(const StateData *state, const Request *request, Error *error) noexcept nogil:
+    cdef const ImageData *image = <const ImageData *>state.image
+    cdef int32_t m, visibility = load_i32(&state.visibility)
+    cdef int64_t bank
+    if visibility != VISIBLE:
+        return outcome(error, REFUSED, REASON_CLOSED if visibility == DISCARDED else REASON_INVALID, "the image %s",
+                       <const char *>"was discarded" if visibility == DISCARDED else <const char *>"is not published")
+    for m in range(state.layout.n_marks if request.upto != NULL and request.n_marks == <uint32_t>state.layout.n_marks else 0):
+        if request.upto[m] > image.marks[m]:
+            error.wanted, error.found = request.upto[m], image.marks[m]
+            return outcome(error, REFUSED, REASON_MARK, "mark %d: %ld asked, the image is published up to %ld", m, error.wanted,
+                           error.found)
+    for m in range(state.layout.n_groups):
+        bank = request.src_bank[m] if request.src_bank != NULL else 0
+        if moves(request, m) and (not 0 <= bank < MAX_IMAGE_BANKS or not (image.banks[m] >> bank) & 1):
+            error.wanted = bank
+            return outcome(error, REFUSED, REASON_BANK, "group %d: nothing was copied into bank %ld of the image", m, bank)
+    return OK
+
+
+# ---- helpers
+
+cdef int not_an_image(Error *error) noexcept nogil:
+    return outcome(error, REFUSED, REASON_PLACE, "the state is not an image")
+
+
+cdef int check_marks(const StateData *state, const int64_t *marks, uint64_t n, Error *error) noexcept nogil:
+    cdef uint64_t i
+    if state.image == NULL:
+        return not_an_image(error)
+    if marks == NULL or n != <uint64_t>state.layout.n_marks:
+        error.wanted, error.found = state.layout.n_marks, n
+        return outcome(error, REFUSED, REASON_MARK, "%lu marks given, the layout has %d", n, state.layout.n_marks)
+    for i in range(n):
+        if not 0 <= marks[i] < <int64_t>1 << 62:
+            error.found = marks[i]
+            return outcome(error, REFUSED, REASON_MARK, "mark %lu is %ld; 0 <= mark < 2^62 is needed", i, marks[i])
+    return OK
+
+
+cdef int take_word(StateData *state, Error *error) noexcept nogil:
+    cdef ImageData *image = <ImageData *>state.image
+    if not swap_i32(&image.word, 0, 1):
+        return outcome(error, REFUSED, REASON_BUSY, "another thread changes the image at the same time")
+    if load_i32(&state.visibility) == DISCARDED:
+        give_word(state)
+        return outcome(error, REFUSED, REASON_CLOSED, "the image was discarded")
+    return OK
+
+
+cdef inline void give_word(StateData *state) noexcept nogil:
+    store_i32(&(<ImageData *>state.image).word, 0)

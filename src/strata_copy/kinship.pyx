@@ -1,0 +1,195 @@
+"""Kinship. Declared in kinship.pxd; lineage.pxd says what tracks, tails and stamps are.
+
+What the request names itself (`begin`) is the engine's to answer for: the target's lineage only says what it knew before.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.string cimport memset
+
+from strata_copy.abi cimport CONST, STATE, PartSpec, Request
+from strata_copy.atomics cimport load_i32
+from strata_copy.layout cimport MAX_MARKS, LayoutData, live_at, settled_at
+from strata_copy.lineage cimport (
+    Known, Lineage, Stamp, Track, advance, common, cut, end_of, give_words, new_epoch, stamp_of, take_words,
+)
+from strata_copy.plan cimport MAX_SOURCES, PlanData, bank_of
+
+
+cdef void know(const PlanData *plan, const Request *request, Known *known) noexcept nogil:
+    cdef const LayoutData *layout = plan.target.layout
+    cdef Lineage *target = plan.target.lineage
+    cdef int32_t i, t, s
+    cdef Lineage *lineages[MAX_SOURCES + 1]
+    take_words(lineages, all_of(plan, lineages))
+    memset(known, 0, sizeof(Known))
+    known.valid = load_i32(&plan.target.invalid) == 0
+    known.target_version = target.version
+    for s in range(plan.n_sources):
+        known.source_version[s] = plan.sources[s].lineage.version
+    for i in range(layout.n_parts):
+        t = target.track_of[i]
+        if request.groups != 0 and not (request.groups >> layout.parts[i].group) & 1:
+            continue
+        if t >= 0:
+            if not (known.tracks >> t) & 1:
+                compare(known, plan, request, i, t)
+            known.tracks |= <uint64_t>1 << t
+            known.banked |= <uint64_t>has_rows_in_bank(plan, request, i) << t
+    for t in range(target.n_tracks):
+        if (known.banked >> t) & 1:
+            known.prefix[t], known.same_tail[t] = 0, False
+
+
+cdef void known_end(const PlanData *plan) noexcept nogil:
+    cdef Lineage *lineages[MAX_SOURCES + 1]
+    give_words(lineages, all_of(plan, lineages))
+
+
+cdef int32_t all_of(const PlanData *plan, Lineage **lineages) noexcept nogil:
+    cdef int32_t s
+    lineages[0] = plan.target.lineage
+    for s in range(plan.n_sources):
+        lineages[s + 1] = plan.sources[s].lineage
+    return plan.n_sources + 1
+
+
+cdef void compare(Known *known, const PlanData *plan, const Request *request, int32_t part, int32_t t) noexcept nogil:
+    cdef const Track *b = &plan.target.lineage.tracks[t]
+    cdef const Track *a = &plan.parts[part].source.lineage.tracks[t]
+    cdef int64_t upto = request.upto[b.mark]
+    known.prefix[t] = min(common(a, b), upto)
+    # All who have a tail have the units of one state at one time, as far as they go: but the last unit of a target may be a patch.
+    known.same_tail[t] = (known.prefix[t] == upto and end_of(b) == upto and a.tail == b.tail and a.tail != 0
+                          and not names_bank(request, b.group))
+    if upto > end_of(a) and plan.parts[part].source.lineage.told:
+        known.unsaid |= <uint64_t>1 << source_index(plan, part)
+
+
+cdef inline bint names_bank(const Request *request, int32_t group) noexcept nogil:
+    """Running state of another bank may be the source of a patch, which goes into the tail."""
+    return (request.src_bank != NULL and request.src_bank[group] != 0) or (request.dst_bank != NULL and request.dst_bank[group] != 0)
+
+
+cdef bint has_rows_in_bank(const PlanData *plan, const Request *request, int32_t i) noexcept nogil:
+    cdef const PartSpec *part = &plan.target.layout.parts[i]
+    return part.growth.rule != STATE and (bank_of(request.src_bank, part, &plan.parts[i].source.places[i]) != 0
+                                          or bank_of(request.dst_bank, part, &plan.target.places[i]) != 0)
+
+
+cdef int32_t source_index(const PlanData *plan, int32_t part) noexcept nogil:
+    cdef int32_t s = 0
+    while plan.sources[s] != plan.parts[part].source:
+        s += 1
+    return s
+
+
+cdef int64_t first_to_move(const Known *known, const PlanData *plan, const Request *request, int32_t i, int64_t end) noexcept nogil:
+    cdef const PartSpec *part = &plan.target.layout.parts[i]
+    cdef int32_t t = plan.target.lineage.track_of[i]
+    cdef int64_t marks[MAX_MARKS]
+    if not known.valid:
+        return 0
+    if part.growth.rule == STATE:
+        return end if same_stamp(known, plan, request, i) else 0
+    if t < 0:
+        return 0
+    if part.growth.rule == CONST:
+        return end if known.prefix[t] > 0 and stamp_of(plan.parts[i].source.lineage, i, 0).epoch == stamp_of(
+            plan.target.lineage, i, 0).epoch else 0
+    if known.same_tail[t]:
+        return end
+    if known.prefix[t] == 0:     # with a shift there are units at mark 0 already
+        return 0
+    marks[part.growth.mark] = known.prefix[t]
+    return min(settled_at(&part.growth, marks), end)
+
+
+cdef bint same_stamp(const Known *known, const PlanData *plan, const Request *request, int32_t i) noexcept nogil:
+    """Whether running state is the same in the banks that the request names."""
+    cdef const PartSpec *part = &plan.target.layout.parts[i]
+    cdef Lineage *source = plan.parts[i].source.lineage
+    cdef int64_t bank = bank_of(request.src_bank, part, &plan.parts[i].source.places[i])
+    cdef const Stamp *a = stamp_of(source, i, bank)
+    cdef const Stamp *b = stamp_of(plan.target.lineage, i, bank_of(request.dst_bank, part, &plan.target.places[i]))
+    if not source.told or a == NULL or b == NULL or (bank == 0 and (known.unsaid >> source_index(plan, i)) & 1):
+        return False
+    return a.epoch != 0 and a.epoch == b.epoch
+
+
+cdef void handed_on(const Known *known, const PlanData *plan, const Request *request) noexcept nogil:
+    cdef const LayoutData *layout = plan.target.layout
+    cdef Lineage *target = plan.target.lineage
+    cdef Lineage *source
+    cdef uint64_t tracks = known.tracks
+    cdef int32_t i, t, s
+    cdef bint unchanged
+    cdef Lineage *lineages[MAX_SOURCES + 1]
+    take_words(lineages, all_of(plan, lineages))
+    unchanged = target.version == known.target_version
+    for s in range(plan.n_sources):
+        unchanged &= plan.sources[s].lineage.version == known.source_version[s]
+    for s in range(plan.n_sources if unchanged else 0):
+        if (known.unsaid >> s) & 1:
+            speak_for(plan.sources[s].lineage, layout, known, plan, request)
+    for i in range(layout.n_parts):
+        if request.groups != 0 and not (request.groups >> layout.parts[i].group) & 1:
+            continue
+        source, t = plan.parts[i].source.lineage, target.track_of[i]
+        target.held[i] = live_at(&layout.parts[i].growth, request.upto)
+        # The engine spoke of a state while its request was taken: what it meant nobody can tell.
+        hand_on_stamp(plan, request, i, unchanged and known.valid and source.told)
+        if t >= 0 and (tracks >> t) & 1:
+            tracks &= ~(<uint64_t>1 << t)
+            hand_on_track(request, &source.tracks[t], &target.tracks[t],
+                          unchanged and known.valid and source.told and not (known.banked >> t) & 1, known.prefix[t])
+        target.told |= unchanged and known.valid and source.told
+    target.version += 1
+    give_words(lineages, plan.n_sources + 1)
+
+
+cdef void speak_for(Lineage *source, const LayoutData *layout, const Known *known, const PlanData *plan,
+                    const Request *request) noexcept nogil:
+    """Rows of a source that the engine has not spoken of are its own from now on."""
+    cdef int64_t marks[MAX_MARKS]
+    cdef int32_t i, t
+    for t in range(layout.n_marks):
+        marks[t] = 0
+    for t in range(source.n_tracks):
+        marks[source.tracks[t].mark] = max(marks[source.tracks[t].mark], end_of(&source.tracks[t]))
+    for i in range(layout.n_parts):
+        t = source.track_of[i]
+        if t >= 0 and (known.tracks >> t) & 1 and plan.parts[i].source.lineage == source:
+            marks[source.tracks[t].mark] = max(marks[source.tracks[t].mark], request.upto[source.tracks[t].mark])
+    advance(source, layout, marks)
+
+
+cdef void hand_on_track(const Request *request, const Track *from_, Track *to, bint known, int64_t prefix) noexcept nogil:
+    cdef int64_t upto = request.upto[to.mark]
+    cdef int32_t n
+    to.open, to.tail = False, new_epoch()
+    if not known:
+        to.n = 0
+    elif request.begin != NULL and request.begin[to.mark] > prefix:
+        cut(to, prefix)
+    else:
+        for n in range(from_.n):
+            to.segments[n] = from_.segments[n]
+        to.n = from_.n
+        cut(to, upto)
+        if not names_bank(request, to.group):
+            to.tail = from_.tail
+
+
+cdef void hand_on_stamp(const PlanData *plan, const Request *request, int32_t i, bint known) noexcept nogil:
+    cdef const PartSpec *part = &plan.target.layout.parts[i]
+    cdef Stamp *from_ = stamp_of(plan.parts[i].source.lineage, i, bank_of(request.src_bank, part, &plan.parts[i].source.places[i]))
+    cdef Stamp *to = stamp_of(plan.target.lineage, i, bank_of(request.dst_bank, part, &plan.target.places[i]))
+    if to == NULL or (part.growth.rule != STATE and part.growth.rule != CONST):
+        return
+    if not known or from_ == NULL:
+        to.epoch, to.at = (0 if part.growth.rule == STATE else new_epoch()), -1
+        return
+    if part.growth.rule == STATE and from_.epoch == 0:
+        from_.epoch = new_epoch()       # a bank that was never spoken of: from now on it is known by this
+    if part.growth.rule == STATE or request.begin == NULL or request.begin[part.growth.mark] == 0:      # else a constant has not moved
+        to[0] = from_[0]

@@ -1,0 +1,233 @@
+"""The rules of lineage, said again in plain Python: what an engine's words make of a state, and which units a copy may
+leave out.
+
+Nothing here is shared with the library. Every rule can be broken (`broken`), to show that the tests would find it.
+"""
+
+import itertools
+
+RULES = (
+    "an append is a new epoch",
+    "an append makes running state another",
+    "an append makes the tail another",
+    "a rewind cuts",
+    "a rewind makes running state another",
+    "a rewind makes the tail another",
+    "rows after a cut are a new epoch",
+    "dirty rows are cut",
+    "dirty is rounded down to whole units",
+    "dirty makes running state another",
+    "a dirty bank is another",
+    "a dirty constant is another",
+    "a reset forgets",
+    "equal is the common prefix",
+    "equal is no more than is asked",
+    "equal ends where the shorter ends",
+    "the unit that is being filled moves again",
+    "a tail is the target's where it ends",
+    "a copy hands on the source's segments",
+    "a copy hands on no more than it moved",
+    "a copy hands on running state of the bank",
+    "a group that did not move keeps its lineage",
+    "what nobody spoke of is the source's own",
+    "a source that was told nothing hands on nothing",
+)
+
+
+class Lineage:
+    """What is known of one state. parts: of its layout."""
+
+    epochs = itertools.count(1)
+    broken = ""
+
+    def __init__(self, parts):
+        self.parts = parts
+        self.tracks = {(part.group, part.growth.mark): [] for part in parts}
+        self.forget()
+
+    def holds(self, rule):
+        assert rule in RULES
+        return rule != self.broken
+
+    def forget(self):
+        self.tracks = {track: [] for track in self.tracks}
+        self.tails, self.was_cut = dict.fromkeys(self.tracks), dict.fromkeys(self.tracks, False)
+        self.stamps, self.told = {}, False
+
+    def end(self, track):
+        return self.tracks[track][-1][2] if self.tracks[track] else 0
+
+    def renew(self, word):
+        self.told = True
+        new = next(self.epochs)
+        if word == "dirty" or self.holds(f"{'an append' if word == 'advanced' else 'a rewind'} makes the tail another"):
+            self.tails = dict.fromkeys(self.tracks, new)
+        rule = {"advanced": "an append", "rewound": "a rewind", "dirty": "dirty"}[word] + " makes running state another"
+        if self.holds(rule):
+            for i, part in enumerate(self.parts):
+                if part.growth.rule == "state":
+                    self.stamps[i, 0] = new
+
+    def cut(self, track, mark):
+        self.was_cut[track] = self.end(track) > mark
+        self.tracks[track] = [(epoch, a, min(b, mark)) for epoch, a, b in self.tracks[track] if a < mark]
+
+    def append(self, track, mark):
+        """A state may go on with its own epoch only where nobody else can have other rows of it: it never does here."""
+        end = self.end(track)
+        rule = "rows after a cut are a new epoch" if self.was_cut[track] else "an append is a new epoch"
+        if mark > end and not self.holds(rule) and self.tracks[track]:
+            epoch, a, _ = self.tracks[track][-1]
+            self.tracks[track][-1] = (epoch, a, mark)
+        elif mark > end:
+            self.tracks[track].append((next(self.epochs), end, mark))
+
+    def advanced(self, marks):
+        for track in self.tracks:
+            self.cut(track, marks[track[1]])
+            self.append(track, marks[track[1]])
+        self.renew("advanced")
+
+    def rewound(self, marks):
+        if self.holds("a rewind cuts"):
+            for track in self.tracks:
+                self.cut(track, marks[track[1]])
+        self.renew("rewound")
+
+    def dirty(self, i, first, n):
+        part = self.parts[i]
+        if part.growth.rule == "const" and self.holds("a dirty constant is another"):
+            self.stamps[i, 0] = next(self.epochs)
+        elif part.growth.rule == "state" and self.holds("a dirty bank is another"):
+            for bank in range(first, first + n):
+                self.stamps[i, bank] = next(self.epochs)
+        elif part.growth.rule == "linear" and self.holds("dirty rows are cut"):
+            track = part.group, part.growth.mark
+            end = self.end(track)
+            if self.holds("dirty is rounded down to whole units"):
+                at = next((m - 1 for m in range(end + 2) if settled(part.growth, m) > first), end)
+            else:
+                at = (first + 1) * part.growth.q
+            self.cut(track, min(at, end))
+            self.append(track, end)
+        self.renew("dirty")
+
+    def reset(self):
+        if self.holds("a reset forgets"):
+            self.forget()
+
+
+def settled(growth, mark):
+    if growth.settle == 0:
+        return 0
+    whole = mark // growth.q
+    return whole - whole % growth.settle
+
+
+def units(growth, mark):
+    if growth.rule != "linear":
+        return 1
+    return (-(-mark // growth.q) if growth.ceil else mark // growth.q) + (growth.extra if mark else 0)
+
+
+def common(a, b, holds):
+    """The longest common prefix of two lists of segments."""
+    known = 0
+    for (epoch, begin, end), (other, other_begin, other_end) in zip(a, b, strict=False):
+        if begin != other_begin or (epoch != other and holds("equal is the common prefix")):
+            break
+        known = min(end, other_end) if holds("equal ends where the shorter ends") else max(end, other_end)
+        if end != other_end:
+            break
+    return known
+
+
+def equal_to(source, target, track, upto):
+    known = common(source.tracks[track], target.tracks[track], source.holds)
+    return min(known, upto) if source.holds("equal is no more than is asked") else known
+
+
+def first_units(source, target, upto, banks=(0, 0), begin=None, groups=None):
+    """The first unit that has to move, and how many there are: {part: (first, end)}. banks: of source and target."""
+    found = {}
+    for i, part in enumerate(source.parts):
+        if groups is not None and part.group not in groups:
+            continue
+        growth, track = part.growth, (part.group, part.growth.mark)
+        mark, end = upto[growth.mark], units(part.growth, upto[growth.mark])
+        known = equal_to(source, target, track, mark) if begin is None else begin[growth.mark]
+        if growth.rule == "state":
+            spoken = source.told and (banks[0] != 0 or not unsaid(source, upto, groups))
+            a, b = source.stamps.get((i, banks[0])), target.stamps.get((i, banks[1]))
+            found[i] = (int(begin is None and spoken and a is not None and a == b), 1)
+        elif growth.rule == "const":
+            same = begin is not None or source.stamps.get((i, 0)) == target.stamps.get((i, 0))
+            found[i] = (int(known > 0 and same), 1)
+        elif begin is None and same_tail(source, target, track, mark, banks):
+            found[i] = (end, end)
+        else:
+            known = (
+                known if source.holds("the unit that is being filled moves again") else -(-known // growth.q) * growth.q
+            )
+            found[i] = (min(settled(growth, known), end), end)
+    return found
+
+
+def same_tail(source, target, track, mark, banks):
+    at_its_end = target.end(track) == mark or not source.holds("a tail is the target's where it ends")
+    tail = source.tails[track]
+    return (
+        equal_to(source, target, track, mark) == mark
+        and at_its_end
+        and tail is not None
+        and tail == target.tails[track]
+        and banks == (0, 0)
+    )
+
+
+def unsaid(source, upto, groups):
+    return source.told and any(
+        upto[mark] > source.end((group, mark)) for group, mark in source.tracks if groups is None or group in groups
+    )
+
+
+def hand_on(source, target, upto, banks=(0, 0), begin=None, groups=None):
+    """What a copy makes of both lineages."""
+    moved = [track for track in source.tracks if groups is None or track[0] in groups]
+    known = {track: equal_to(source, target, track, upto[track[1]]) for track in moved}
+    if unsaid(source, upto, groups) and source.holds("what nobody spoke of is the source's own"):
+        marks = [0] * (1 + max(mark for _, mark in source.tracks))
+        for track in source.tracks:
+            asked = upto[track[1]] if track in moved else 0
+            marks[track[1]] = max(marks[track[1]], source.end(track), asked)
+        source.advanced(marks)
+    if not target.holds("a group that did not move keeps its lineage"):
+        for track in target.tracks:
+            target.tracks[track], target.tails[track] = list(source.tracks[track]), source.tails[track]
+    told = source.told or not source.holds("a source that was told nothing hands on nothing")
+    for track in moved:
+        target.tails[track] = next(target.epochs)
+        if not told:
+            target.tracks[track] = []
+        elif begin is not None and begin[track[1]] > known[track]:
+            target.cut(track, known[track])
+        elif source.holds("a copy hands on the source's segments"):
+            target.tracks[track] = list(source.tracks[track])
+            if source.holds("a copy hands on no more than it moved"):
+                target.cut(track, upto[track[1]])
+            if banks == (0, 0):
+                target.tails[track] = source.tails[track]
+    for i, part in enumerate(source.parts):
+        if (groups is not None and part.group not in groups) or part.growth.rule == "linear":
+            continue
+        if part.growth.rule == "const":
+            if not told:
+                target.stamps[i, 0] = next(target.epochs)
+            elif begin is None or begin[part.growth.mark] == 0:
+                target.stamps[i, 0] = source.stamps.get((i, 0))
+            continue
+        bank = banks[0] if source.holds("a copy hands on running state of the bank") else 0
+        if told and source.stamps.get((i, bank)) is None:
+            source.stamps[i, bank] = next(source.epochs)
+        target.stamps[i, banks[1]] = source.stamps.get((i, bank)) if told else None
+    target.told = target.told or source.told

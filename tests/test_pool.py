@@ -1,0 +1,222 @@
+"""A pool keeps what was used last, under the arena's budget, and never gives away what is pinned or in flight."""
+
+import contextlib
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+import strata_copy as sc
+from fixtures import SYNCED, after_copy, differences, small_layout
+from strata_copy import runtime
+
+LAYOUT = small_layout("int8", layers=4)
+UPTO = 40
+
+
+@pytest.fixture(autouse=True)  # so that it ends behind the copier, which keeps the latest tickets
+def pool():
+    """Makes pools with an arena of their own; `room` says for how many images of UPTO tokens."""
+    arenas = []
+
+    def make(room, **how):
+        probe = sc.Arena(4 << 20, piece=4 << 20, pause=0.0, threads=1)
+        arenas.append(probe)
+        image = sc.Image(probe, LAYOUT, **{"chunk": 4, **how})
+        image.reserve(UPTO)
+        size = image.bytes
+        image.discard()
+        arenas.append(sc.Arena(room * -(-size // 4096) * 4096, piece=1 << 30, pause=0.0, threads=1))
+        return sc.Pool(arenas[-1], LAYOUT, **{"chunk": 4, **how})
+
+    yield make
+    for image in [thing for thing in gc.get_objects() if isinstance(thing, sc.Image)]:
+        with contextlib.suppress(sc.Refused):
+            image.discard()
+    for arena in arenas:
+        arena.close()
+
+
+def park(copier, memory, pool, key, upto=UPTO, blob=None):
+    image = pool.image(key, upto, blob=blob)
+    assert copier.submit(memory.state, image, upto=upto, after=SYNCED).sync(timeout=60)
+    assert image.publish()
+    return image
+
+
+def refused(act, reason):
+    with pytest.raises(sc.Refused) as raised:
+        act()
+    assert raised.value.reason == reason
+    return str(raised.value)
+
+
+def test_images_are_found_by_their_keys(copier, memory, pool):
+    kept = pool(3)
+    for key, tag in (("a", 1), (b"b", 2), ("ä" * 32, 3)):
+        park(copier, memory(LAYOUT, tag), kept, key, blob=b"ids of %d" % tag)
+    assert kept.keys() == ["a", b"b", "ä" * 32]
+    assert len(kept) == 3
+    assert "a" in kept
+    assert "c" not in kept
+    assert kept["a"] is kept.image("a")
+    assert kept["a"].blob == b"ids of 1"
+    target = memory(LAYOUT, 9)
+    assert copier.submit(kept["ä" * 32], target.state, upto=UPTO, after=SYNCED).sync(timeout=60)
+    assert differences(target, after_copy(memory(LAYOUT, 3), target, UPTO)) == []
+    with pytest.raises(KeyError):
+        kept["c"]
+    usage = kept.usage()
+    assert usage == {
+        "images": 3, "pinned": 0, "bytes": kept.arena.used, "free": kept.arena.pinned - kept.arena.used,
+        "hits": 3, "misses": 1, "evictions": 0,
+    }  # fmt: skip
+
+
+def test_the_one_that_was_used_longest_ago_goes(copier, memory, pool):
+    kept, source = pool(3), memory(LAYOUT, 1)
+    for key in "abc":
+        park(copier, source, kept, key)
+    kept["a"]
+    park(copier, source, kept, "d")
+    assert kept.keys() == ["c", "a", "d"]
+    assert kept.evicted() == ["b"]
+    assert kept.evicted() == []
+    park(copier, source, kept, "e")
+    park(copier, source, kept, "f")
+    assert kept.evicted() == ["c", "a"]
+    assert kept.usage()["evictions"] == 3
+
+
+def test_an_evicted_image_is_refused_and_its_memory_is_another_conversations(copier, memory, pool):
+    kept = pool(1, scrub=True)
+    first = park(copier, memory(LAYOUT, 1), kept, "a")
+    plan = copier.plan(first, memory(LAYOUT, 8).state)
+    target, second = memory(LAYOUT, 9), memory(LAYOUT, 2)
+    park(copier, second, kept, "b")
+    assert "discarded" in refused(lambda: plan.submit(UPTO, after=SYNCED), "closed")
+    assert copier.submit(kept["b"], target.state, upto=UPTO, after=SYNCED).sync(timeout=60)
+    assert differences(target, after_copy(second, target, UPTO)) == []
+    again = kept.image("a")
+    assert again is not first
+    assert not again.published
+    refused(lambda: copier.submit(again, target.state, upto=1, after=SYNCED), "invalid")
+
+
+def test_what_is_pinned_stays(copier, memory, pool):
+    kept, source = pool(2), memory(LAYOUT, 1)
+    for key in "ab":
+        park(copier, source, kept, key)
+        kept.pin(key)
+    kept.pin("a")
+    assert "are needed" in refused(lambda: kept.image("c", UPTO), "capacity")
+    refused(lambda: kept.__delitem__("a"), "busy")
+    kept.unpin("a")
+    refused(lambda: kept.image("c", UPTO), "capacity")
+    kept.unpin("b")
+    park(copier, source, kept, "c")
+    assert "b" in kept.evicted()
+    kept.unpin("a")
+    with pytest.raises(KeyError):
+        kept.unpin("a")
+    with pytest.raises(KeyError):
+        kept.pin("b")
+    del kept["a"]
+    refused(lambda: kept.__delitem__("a"), "place")
+
+
+def test_what_is_in_flight_stays(copier, memory, pool, held):
+    kept, source, target = pool(2), memory(LAYOUT, 1), memory(LAYOUT, 2)
+    for key in "ab":
+        park(copier, source, kept, key)
+    reads = copier.submit(kept["a"], target.state, upto=UPTO, after=held.wait)
+    writes = copier.submit(source.state, kept["b"], upto=UPTO, after=held.wait)
+    refused(lambda: kept.image("c", UPTO), "capacity")
+    refused(lambda: kept.__delitem__("a"), "busy")
+    assert kept.evicted() == []
+    held.open()
+    assert reads.sync(timeout=60)
+    assert writes.sync(timeout=60)
+    park(copier, source, kept, "c")
+    assert kept.evicted() == ["a"]
+    assert differences(target, after_copy(source, target, UPTO)) == []
+
+
+def test_an_image_that_grows_takes_from_the_others(copier, memory, pool):
+    kept, source = pool(3), memory(LAYOUT, 1)
+    for key in "abc":
+        park(copier, source, kept, key, upto=UPTO)
+    image = kept["a"]
+    assert copier.submit(source.state, image, upto=2 * UPTO, after=SYNCED).sync(timeout=60)
+    assert kept.evicted()[0] == "b"
+    assert "a" in kept
+    refused(lambda: image.reserve(100 * UPTO), "capacity")
+    assert kept.keys() == ["a"]
+
+
+@pytest.mark.parametrize("key", ["", b"", "x" * 65, "ä" * 33, 7, None])
+def test_keys_that_cannot_be_are_refused(pool, key):
+    kept = pool(1)
+    for act in (kept.image, kept.__getitem__, kept.pin):
+        with pytest.raises(TypeError, match="key"):
+            act(key)
+
+
+def test_random_use_against_a_model(copier, memory, pool):
+    kept, random = pool(4), np.random.default_rng(8)
+    sources = [memory(LAYOUT, tag) for tag in range(3)]
+    target, model = memory(LAYOUT, 9), []
+    for _ in range(200):
+        key, source = str(random.integers(8)), int(random.integers(3))
+        if random.random() < 0.5 and key in dict(model):
+            model = [entry for entry in model if entry[0] != key] + [(key, dict(model)[key])]
+            assert copier.submit(kept[key], target.state, upto=UPTO, after=SYNCED).sync(timeout=60)
+            whose = sources[dict(model)[key]]
+            assert differences(target, after_copy(whose, target, UPTO)) == []
+        else:
+            park(copier, sources[source], kept, key)
+            model = [entry for entry in model if entry[0] != key] + [(key, source)]
+            gone, model = model[:-4], model[-4:]
+            assert kept.evicted() == [key for key, _ in gone]
+        assert kept.keys() == [key for key, _ in model]
+
+
+def test_a_pool_that_is_gone_leaves_the_images_that_somebody_has(copier, memory, pool):
+    kept, source, target = pool(3), memory(LAYOUT, 1), memory(LAYOUT, 2)
+    arena, image = kept.arena, park(copier, source, kept, "a")
+    kept.image("b", UPTO)
+    del kept
+    gc.collect()
+    assert arena.used == image.bytes
+    assert copier.submit(image, target.state, upto=UPTO, after=SYNCED).sync(timeout=60)
+    assert differences(target, after_copy(source, target, UPTO)) == []
+
+
+def test_many_threads_share_a_pool(copier, memory, pool):
+    kept, failed = pool(4), []
+    sources = [memory(LAYOUT, tag) for tag in range(4)]
+
+    def use(tag):
+        try:
+            for turn in range(30):
+                key = f"{tag} {turn % 3}"
+                image = kept.image(key)
+                with contextlib.suppress(KeyError, sc.Refused):
+                    kept.pin(key)
+                    try:
+                        park(copier, sources[tag], kept, key)
+                        assert image.marks == (UPTO,)
+                    finally:
+                        kept.unpin(key)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=use, args=(tag,)) for tag in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert kept.arena.used == kept.usage()["bytes"]
+    assert runtime.peek_last_error() == 0
