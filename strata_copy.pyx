@@ -612,7 +612,7 @@ cdef class Copier:
         copy between device and host leaves a gap for others; 32 MiB. patience: seconds after which CUDA is asked for a ticket whose end
         was not told; 10. window: chunks that a long copy, which a worker thread queues, has ahead on a device; 8. device_memory: bytes on
         each device for the ring of `ring_slots` chunks through which pinned memory is copied to pinned memory; 32 MiB in 4. pinned_memory:
-        bytes of pinned memory for each device for the 4 chunks through which pageable memory is reached; 32 MiB. helpers: threads that
+        bytes of pinned memory for each device for the 4 chunks through which pageable memory is reached; 64 MiB. helpers: threads that
         copy between these and pageable memory, beside the worker; 7.
 
     Opening makes everything that copies need, so that none of them allocates. It opens the runtime: the CUDA runtime, or what
@@ -626,7 +626,7 @@ cdef class Copier:
     cdef int submitting         # threads between their call of submit and the Ticket of it; under the GIL
 
     def __init__(self, devices=(0,), *, tickets=64, layer_events=128, chunk=32 << 20, patience=10.0, window=8, device_memory=32 << 20,
-                 ring_slots=4, pinned_memory=32 << 20, helpers=7):
+                 ring_slots=4, pinned_memory=64 << 20, helpers=7):
         cdef Opening opening
         if self.data != NULL:
             raise TypeError("a Copier is made once")

@@ -2,6 +2,6 @@
 
 from strata_copy.abi cimport *
 from strata_copy._core cimport (
-    advanced, copier_of, dirty, finished, generation, image_blob, image_publish, image_reserve, plan_of, poll, release, reset, rewindable,
-    rewound, state_of, submit, sync, wait_done, wait_layer, wait_source,
+    advanced, cancel, copier_of, dirty, finished, generation, image_blob, image_publish, image_reserve, plan_of, poll, release, reset,
+    rewindable, rewound, state_of, submit, sync, wait_done, wait_layer, wait_source,
 )

@@ -98,6 +98,11 @@ class Plan:
         dst_bank: int | Mapping[str, int] | None = None,
         src_generation: int = 0,
         dst_generation: int = 0,
+        priority: int = 0,
+        bytes_ahead: int = 0,
+        feed: bool | None = None,
+        hook: int = 0,
+        hook_arg: int = 0,
     ) -> Ticket | None: ...
     def extents(
         self, upto: int | Iterable[int], begin: int | Iterable[int] | None = None
@@ -114,6 +119,11 @@ class Copier:
         layer_events: int = 128,
         chunk: int = ...,
         patience: float = 10.0,
+        window: int = 8,
+        device_memory: int = ...,
+        ring_slots: int = 4,
+        pinned_memory: int = ...,
+        helpers: int = 7,
     ) -> None: ...
     def __enter__(self) -> Copier: ...
     def __exit__(
@@ -138,6 +148,11 @@ class Copier:
         dst_bank: int | Mapping[str, int] | None = None,
         src_generation: int = 0,
         dst_generation: int = 0,
+        priority: int = 0,
+        bytes_ahead: int = 0,
+        feed: bool | None = None,
+        hook: int = 0,
+        hook_arg: int = 0,
     ) -> Ticket | None: ...
     def finished(self) -> list[Ticket]: ...
 
@@ -149,6 +164,7 @@ class Ticket:
     def wait_done(self, stream: Any, timeout: float = 0.0) -> bool: ...
     def wait_source(self, stream: Any, timeout: float = 0.0) -> bool: ...
     def sync(self, timeout: float | None = None) -> bool: ...
+    def cancel(self) -> bool: ...
     def poll(self) -> Progress: ...
     @property
     def done(self) -> bool: ...

@@ -3,8 +3,8 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from strata_copy.abi cimport (
-    CALLER_SYNCED, FEED, OK, POISONED, QUEUE_ALL, REASON_CAPTURE, REASON_CLOSED, REASON_CUDA, REASON_GENERATION, REASON_INVALID, REASON_ORDER,
-    REASON_REQUEST, REASON_STREAM, REFUSED, WAIT_EVENT, WAIT_STREAM, Error, Request, Wait,
+    CALLER_SYNCED, FEED, OK, POISONED, QUEUE_ALL, REASON_CAPTURE, REASON_CLOSED, REASON_CUDA, REASON_GENERATION,
+    REASON_INVALID, REASON_ORDER, REASON_REQUEST, REASON_STREAM, REFUSED, WAIT_EVENT, WAIT_STREAM, Error, Request, Wait,
 )
 from strata_copy.atomics cimport load_i32, load_u64
 from strata_copy.cudart cimport cudaErrorCapturedEvent, cuda_failed, outcome, rt

@@ -8,7 +8,7 @@ from libc.string cimport memcpy
 
 from strata_copy.atomics cimport add_i32, load_i32, store_i32
 from strata_copy.lanes cimport (
-    RING_PIECES, Extent, pthread_cond_broadcast, pthread_cond_init, pthread_cond_t, pthread_cond_wait, pthread_create, pthread_join,
+    Extent, pthread_cond_broadcast, pthread_cond_init, pthread_cond_t, pthread_cond_wait, pthread_create, pthread_join,
     pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock, pthread_t,
 )
 
@@ -18,8 +18,10 @@ cdef extern from "sys/mman.h" nogil:
 
 cdef enum:
     MAX_HELPERS = 16
-    BLOCK = 512 << 10           # bytes that a thread takes at a time
+    BLOCK = 2 << 20             # bytes that a thread takes at a time
     PAGE = 4096
+    HUGE_PAGE = 2 << 20
+    ADVISE_HUGE = 14            # MADV_HUGEPAGE: memory that was never written costs a third of the time to make
     POPULATE_WRITE = 23         # MADV_POPULATE_WRITE, of Linux 5.14: pages are made in one call and not fault by fault
 
 cdef pthread_t threads[MAX_HELPERS]
@@ -57,6 +59,10 @@ cdef void helpers_close() noexcept nogil:
 
 cdef void helpers_copy(const Extent *extents, int32_t n) noexcept nogil:
     global round_, work, n_work
+    cdef int32_t i
+    for i in range(n):
+        if extents[i].rows == 1:
+            advise(extents[i].target, extents[i].width, HUGE_PAGE, ADVISE_HUGE)
     pthread_mutex_lock(&gate)
     work, n_work = extents, n
     store_i32(&dealt, 0)
@@ -109,15 +115,16 @@ cdef void copy_range(const Extent *extent, int64_t start) noexcept nogil:
     while left > 0:
         row, column = start // extent.width, start % extent.width
         bytes = min(left, extent.width - column)
-        make_pages(extent.target + row * extent.target_pitch + column, bytes)
+        # Memory that was never written has no pages yet. Where this is not possible memcpy makes them, fault by fault.
+        advise(extent.target + row * extent.target_pitch + column, bytes, PAGE, POPULATE_WRITE)
         memcpy(extent.target + row * extent.target_pitch + column, extent.source + row * extent.source_pitch + column, bytes)
         start += bytes
         left -= bytes
 
 
-cdef void make_pages(char *target, int64_t bytes) noexcept nogil:
-    """Memory that was never written has no pages yet. Where this is not possible memcpy makes them, fault by fault."""
-    cdef uintptr_t first = (<uintptr_t>target + PAGE - 1) & ~<uintptr_t>(PAGE - 1)
-    cdef uintptr_t end = (<uintptr_t>target + bytes) & ~<uintptr_t>(PAGE - 1)
+cdef void advise(char *target, int64_t bytes, int64_t page, int advice) noexcept nogil:
+    """For the whole pages in a range, where they are worth a call."""
+    cdef uintptr_t first = (<uintptr_t>target + page - 1) & ~<uintptr_t>(page - 1)
+    cdef uintptr_t end = (<uintptr_t>target + bytes) & ~<uintptr_t>(page - 1)
     if end > first and end - first >= 16 * PAGE:
-        madvise(<void *>first, end - first, POPULATE_WRITE)
+        madvise(<void *>first, end - first, advice)

@@ -31,6 +31,7 @@ cdef extern from "sched.h" nogil:
 cdef enum:
     NAP_NS = 20000          # between two looks at a word
     AWAKE_NS = 2000000      # how long sync looks without napping
+    ASK_NS = 10000000       # between two times that sync asks CUDA
 
 # What wait_queued sleeps on: `waiting` counts the threads that do, so that telling nobody costs a load.
 cdef pthread_mutex_t news_lock
@@ -155,7 +156,7 @@ cdef int ticket_sync(Ticket ticket, int64_t timeout_ns, Error *error) noexcept n
             if status == AGAIN and error.status == REFUSED:     # CUDA could not be asked
                 unpin(slot)
                 return REFUSED
-            ask_at = at + NAP_NS
+            ask_at = at + ASK_NS
         at = now()
         if status != AGAIN or (timeout_ns >= 0 and at - began >= timeout_ns):
             break

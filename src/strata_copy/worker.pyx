@@ -6,17 +6,18 @@ from libc.string cimport memcpy
 from posix.time cimport CLOCK_MONOTONIC, timespec
 
 from strata_copy.abi cimport (
-    AGAIN, CANCELLED, FAILED, OK, POISONED, REASON_CUDA, REASON_MEMORY, REASON_NONE, REFUSED, WAIT_EVENT, Error, Request, Ticket, Wait,
+    AGAIN, CANCELLED, FAILED, OK, POISONED, REASON_CUDA, REASON_MEMORY, REASON_NONE, REFUSED, WAIT_EVENT, Error, Ticket, Wait,
 )
 from strata_copy.atomics cimport add_i64, load_i32, store_i32
 from strata_copy.copier cimport free_event, free_stream, make_event, make_stream, the_tables
-from strata_copy.courses cimport Course, course_begin, course_cut, course_go, course_tell, in_hook, lanes_of_plan
+from strata_copy.courses cimport course_begin, course_cut, course_go, course_tell, in_hook, lanes_of_plan
 from strata_copy.cudart cimport (
     Guard, clear, cudaErrorNotReady, cudaEventDisableTiming, cudaEvent_t, cuda_failed, guard_enter, guard_leave,
     observed, outcome, published, rt,
 )
 from strata_copy.lanes cimport (
-    CLOSED, LANES, PAUSE, Budget, CopierData, DeviceLanes, Slot, StageChunk, device_index, lane_stream, now, poison_all, pthread_cond_broadcast,
+    CLOSED, LANES, PAUSE, Budget, CopierData, DeviceLanes, Slot, StageChunk, device_index, lane_stream, now, poison_all,
+    pthread_cond_broadcast,
     pthread_cond_init, pthread_cond_t, pthread_cond_timedwait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t,
     pthread_create, pthread_join,
     pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock, pthread_t, record, wait_event,
