@@ -12,6 +12,7 @@ import pytest
 import strata_copy as sc
 from fixtures import HOST, KIND, Held, Memory, Scene
 from looked_at import LookedAt
+from loops import build
 from strata_copy import host_runtime, runtime
 
 SHORT_SEEDS, LONG_SEEDS = 20, 200
@@ -184,6 +185,12 @@ def cells(request):
         table.setdefault((what, direct), []).append(length)
 
     return passed
+
+
+@pytest.fixture(scope="session")
+def package(tmp_path_factory):
+    """The engine loop of examples/, built once."""
+    return build(tmp_path_factory.mktemp("engine_loop"))
 
 
 @pytest.fixture

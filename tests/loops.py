@@ -108,6 +108,13 @@ class Bytes:
         return [(i, np.flatnonzero(a != b)[:4].tolist()) for i, (a, b) in enumerate(pairs) if not np.array_equal(a, b)]
 
 
+def settled(session):
+    for stage in session.stages:
+        runtime.stream_synchronize(stage.stream)
+    runtime.device_synchronize()
+    return Bytes(session)
+
+
 def after_copy(source, target, before, marks, groups, at=None):
     """What the target's memory holds after a copy: rows and running state as tests/reference.py counts them, and behind
     them what is resident. before: the target's Bytes, which change. at: a checkpoint of the source."""

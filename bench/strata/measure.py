@@ -104,6 +104,8 @@ class Table:
                 self.result.wrong += arrays.wrong(name, source.state, target.state, marks)
 
     def copy(self, direction: str):
+        """All of the conversation: what the target held is given up before."""
+        (self.slot if direction == "into slot" else self.main).state.rewound((0, 0))
         if direction == "into slot":
             return self.engine.copy_to_slot(0, self.main.ids)
         return self.engine.copy_from_slot(0, self.slot.ids)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from strata_copy import CALLER_SYNCED, Copier, CopyError, Layout, Part, presets, rig, runtime, save_path
+from strata_copy import CALLER_SYNCED, Copier, CopyError, Layout, Part, presets, rig, runtime, save_path, turns
 from strata_copy.cudart import RUNTIME_VARIABLE
 
 TOKENS = (430, 8_700, 46_000, 117_000)
@@ -99,8 +99,11 @@ def info(as_json: bool) -> None:
 @click.option("--draft", is_flag=True, help="With the K/V of the draft.")
 @click.option("--mode", type=click.IntRange(0, 2), default=0, show_default=True, help="Where the K/V is; see above.")
 @click.option("--memory", type=click.IntRange(min=1), help="Bytes that both sessions may take.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON list, a row for each length and direction.")
-def demo(formats: str, tokens: tuple[int, ...], draft: bool, mode: int, memory: int | None, as_json: bool) -> None:
+@click.option("--pool", is_flag=True, help="Conversations that take turns in slots; see below.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON list, a row for each length and direction, or turn.")
+def demo(
+    formats: str, tokens: tuple[int, ...], draft: bool, mode: int, memory: int | None, pool: bool, as_json: bool
+) -> None:
     """Copies a conversation from a main session to a batch slot and back, on one device.
 
     "save" is what engines do today (through pageable memory), "direct" is this library. Times are the best of 3; every
@@ -110,6 +113,11 @@ def demo(formats: str, tokens: tuple[int, ...], draft: bool, mode: int, memory: 
     complete in pinned memory; the ceiling is one plain copy from there to the device. Mode 2: as 0, but the draft's K/V
     is complete in pinned memory, beside a ring on the device that the engine fills itself; it needs --draft.
 
+    With --pool 5 conversations take turns in 4 slots. They have a prefix of --tokens in common (by default the longest
+    of the lengths that fits) and grow by 64 tokens a turn. The conversation whose turn it is is in no slot: another one
+    is parked, and it takes that slot, on the save path and by a pool in pinned memory. A row for each turn, and one for
+    all.
+
     Ends with status 1 where a byte differs or a copy fails.
     """
     if mode == 2 and not draft:
@@ -118,6 +126,9 @@ def demo(formats: str, tokens: tuple[int, ...], draft: bool, mode: int, memory: 
     err = Console(stderr=True, highlight=False, markup=False)
     err.print(f"{runtime.describe()['kind']} runtime, {runtime.device_name(0)}: {why}", soft_wrap=True)
     names = list(presets.QWEN3_8_CELLS) if formats == "all" else [formats]
+    if pool:
+        demo_pool([presets.qwen3_8_flash_next(name, draft=draft) for name in names], tokens, mode, memory, err, as_json)
+        return
     budget = memory or memory_to_take(mode)
     cases = []
     for name in names:
@@ -143,6 +154,50 @@ def demo(formats: str, tokens: tuple[int, ...], draft: bool, mode: int, memory: 
             err.print(f"{row.format}, {row.tokens:,} tokens, {row.direction}, {line}", soft_wrap=True)
     if any(row.wrong for row in timed):
         raise SystemExit(1)
+
+
+def demo_pool(
+    layouts: list[Layout], tokens: tuple[int, ...], mode: int, memory: int | None, err: Console, as_json: bool
+) -> None:
+    timed: list[turns.Turn] = []
+    stream = runtime.stream_create()
+    try:
+        with Copier((0,)) as copier:
+            for layout in layouts:
+                for n in lengths_that_fit(layout, tokens, mode, memory, err):
+                    timed += turns.run(copier, layout, n, stream, kind=kind_of(mode), mode=mode)
+    except (CopyError, runtime.CudaError, MemoryError) as failure:
+        raise click.ClickException(f"{type(failure).__name__}: {failure}") from failure
+    runtime.stream_destroy(stream)
+    if not timed:
+        raise click.ClickException("no length fits into memory")
+    if as_json:
+        click.echo(json.dumps([row.as_json() for row in timed], indent=2))
+    else:
+        show_turns(timed)
+    for row in timed:
+        for line in row.wrong if row.turn is not None else ():
+            err.print(f"{row.format}, {row.tokens:,} tokens, turn {row.turn}, {line}", soft_wrap=True)
+    if any(row.wrong for row in timed):
+        raise SystemExit(1)
+
+
+def lengths_that_fit(layout: Layout, tokens: tuple[int, ...], mode: int, memory: int | None, err: Console) -> list[int]:
+    """Those that were asked for, or the longest of the usual ones; what is left out is said."""
+    found = []
+    for n in tokens or reversed(TOKENS):
+        needs = turns.memory(layout, n)
+        if memory or runtime.describe()["kind"] == "host":
+            fits = sum(needs) <= (memory or memory_to_take(mode))
+        else:
+            fits = needs[0] <= memory_to_take(mode) and needs[1] <= memory_to_take(1)
+        if fits:
+            found.append(n)
+        elif tokens:
+            err.print(f"left out: {layout.format} at {n:,} tokens needs {sum(needs):,} bytes", soft_wrap=True)
+        if found and not tokens:
+            break
+    return found
 
 
 def open_runtime() -> str:
@@ -291,6 +346,32 @@ def show(timed: list[Timed], ceiling: float) -> None:
                     f"{row.save_ms / row.direct_ms:,.1f}",
                     f"{row.gb_per_second():,.1f}",
                     f"{100 * row.gb_per_second() / ceiling:.0f}",
+                    "no" if row.wrong else "yes",
+                )
+        Console().print(table)
+
+
+def show_turns(timed: list[turns.Turn]) -> None:
+    kind = runtime.describe()["kind"]
+    headings = ["turn", "conver-\nsation", "slot", "tokens", "MB", "moved\nMB", "save ms", "pool ms", "times\nfaster"]
+    what = f"{turns.CONVERSATIONS} conversations in {turns.SLOTS} slots"
+    for name in dict.fromkeys(row.format for row in timed):
+        title = f"{what}, {name}, mode {timed[0].mode}, {kind} runtime"
+        table = Table(title=title, box=box.SIMPLE, padding=0)
+        for heading in headings:
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("verified", no_wrap=True)
+        for row in timed:
+            if row.format == name:
+                whose = ("total", "", "") if row.turn is None else (f"{row.turn}", f"{row.conversation}", f"{row.slot}")
+                table.add_row(
+                    *whose,
+                    f"{row.tokens:,}",
+                    f"{row.bytes / 1e6:,.0f}",
+                    f"{row.moved / 1e6:,.0f}",
+                    f"{row.save_ms:,.2f}",
+                    f"{row.pool_ms:,.2f}",
+                    f"{row.save_ms / row.pool_ms:,.1f}",
                     "no" if row.wrong else "yes",
                 )
         Console().print(table)

@@ -221,16 +221,6 @@ def runs(source: Session, target: Session, upto: int | Sequence[int]) -> np.ndar
     return np.array(sorted(found, key=lambda line: line[0]), np.int64)
 
 
-@contextmanager
-def _current(device: int) -> Iterator[None]:
-    before = runtime.get_device()
-    runtime.set_device(device)
-    try:
-        yield
-    finally:
-        runtime.set_device(before)
-
-
 class Span(NamedTuple):
     """Bytes `begin` to `end` of a session's memory, which hold pattern(number, part, at, end - begin)."""
 
@@ -239,6 +229,60 @@ class Span(NamedTuple):
     number: int
     part: int
     at: int
+
+
+def conversation(
+    session: Session,
+    upto: int | Sequence[int],
+    *,
+    prefix: int | Sequence[int],
+    numbers: tuple[int, int, int],
+    begin: int | Sequence[int] | None = None,
+) -> list[Span]:
+    """What the memory of a session holds of a conversation that is `upto` long, wherever it came from.
+
+    prefix: the marks up to which its rows are those of others. numbers: of the patterns of those rows and of constants,
+    of its own rows, and of its running state. begin: only what an append from there on writes.
+    """
+    layout, marks, spans = session.layout, _marks(upto), []
+    patches = {layout.index(p.layer, p.part): layout.index(p.layer, p.source) for p in layout.patches}
+    for i, part in enumerate(layout.parts):
+        first, last = _moved(part.growth, marks, None if begin is None else _marks(begin))
+        own = min(max(_moved(part.growth, marks, _marks(prefix))[0], first), last)
+        if part.growth.rule != "linear":
+            own = last
+        for run in range(part.rep):
+            at = [_offset(session, i, unit, run) for unit in (first, own, last)]
+            end = at[2] - part.unit_bytes if i in patches and first < last else at[2]
+            number = numbers[2] if part.growth.rule == "state" else numbers[0]
+            for start, stop, whose in ((at[0], min(at[1], end), number), (min(at[1], end), end, numbers[1])):
+                spans.append(Span(start, stop, whose, i, start - session.regions[i].offset))
+            if end < at[2]:
+                source = _offset(session, patches[i], 0, run) - session.regions[patches[i]].offset
+                spans.append(Span(end, at[2], numbers[0], patches[i], source))
+    return [span for span in spans if span.begin < span.end]
+
+
+def put(session: Session, spans: Sequence[Span]) -> None:
+    """Writes them. Blocks."""
+    for span in spans:
+        for block in _cut([span], span.begin, span.end - span.begin):
+            session.write(block.begin, _content(block))
+
+
+def differences(session: Session, spans: Sequence[Span], *, limit: int = 8) -> list[str]:
+    """The first bytes of a session that are not as the spans say, as `mismatches` says it. Others are not looked at."""
+    return _wrong_bytes(session, list(spans), limit)
+
+
+@contextmanager
+def _current(device: int) -> Iterator[None]:
+    before = runtime.get_device()
+    runtime.set_device(device)
+    try:
+        yield
+    finally:
+        runtime.set_device(before)
 
 
 def _spans(

@@ -16,6 +16,9 @@ from strata_copy.runtime import CudaError
 cdef enum:
     SEGMENT_BYTES = 16 << 20
     OUT_OF_MEMORY = -1      # beside the codes of CUDA
+    # What is done of a way.
+    SAVE = 1
+    RESTORE = 2
 
 
 cdef struct Run:
@@ -27,6 +30,8 @@ cdef struct Way:
     const Run *runs
     int64_t n_runs
     char **segments
+    int64_t n_segments
+    int what
     cudaStream_t stream
     const char *call        # the CUDA call that failed
 
@@ -39,29 +44,64 @@ def save_and_restore(const int64_t[:, ::1] runs, size_t stream):
 
     Returns once everything is there. The GIL is released. Raises CudaError where a call fails, MemoryError without host memory.
     """
+    cdef Saved kept = Saved()
+    _go(kept, runs, stream, SAVE | RESTORE)
+
+
+cdef class Saved:
+    """What `save` has saved: images of runs in host memory, until it is dropped."""
+
+    cdef char **segments
+    cdef int64_t n_segments
+
+    def __dealloc__(self):
+        cdef int64_t i
+        for i in range(self.n_segments):
+            free(self.segments[i])
+        free(self.segments)
+
+
+def save(const int64_t[:, ::1] runs, size_t stream):
+    """The first half of save_and_restore: the sources of all runs, whose targets are not looked at. Returns a Saved."""
+    cdef Saved kept = Saved()
+    _go(kept, runs, stream, SAVE)
+    return kept
+
+
+def restore(Saved kept not None, const int64_t[:, ::1] runs, size_t stream):
+    """The second half: what was saved goes to the targets of runs of the same sizes, whose sources are not looked at. Raises ValueError
+    for other sizes."""
+    _go(kept, runs, stream, RESTORE)
+
+
+cdef int _go(Saved kept, const int64_t[:, ::1] runs, size_t stream, int what) except -1:
     cdef Way way
-    cdef int64_t i, n_segments = 0
+    cdef int64_t i
     cdef int code
     if runs.shape[1] != 4:
         raise ValueError(f"runs have 4 numbers (step, source, target, bytes), not {runs.shape[1]}")
     require_runtime()
     if runs.shape[0] == 0:
-        return
+        return 0
     way.runs, way.n_runs, way.stream, way.call = <const Run *>&runs[0, 0], runs.shape[0], <cudaStream_t>stream, ""
+    way.what, way.n_segments = what, 0
     for i in range(way.n_runs):
-        n_segments += segments_of(&way.runs[i])
-    way.segments = <char **>calloc(n_segments + 1, sizeof(char *))
-    if way.segments == NULL:
-        raise MemoryError
+        way.n_segments += segments_of(&way.runs[i])
+    if what & SAVE:
+        kept.segments = <char **>calloc(way.n_segments + 1, sizeof(char *))
+        if kept.segments == NULL:
+            raise MemoryError
+        kept.n_segments = way.n_segments
+    elif kept.n_segments != way.n_segments:
+        raise ValueError(f"{kept.n_segments} segments were saved, the runs have {way.n_segments}")
+    way.segments = kept.segments
     with nogil:
         code = every_step(&way)
-        for i in range(n_segments):
-            free(way.segments[i])
-        free(way.segments)
     if code == OUT_OF_MEMORY:
         raise MemoryError
     if code != 0:
         raise CudaError(code, rt.cudaGetErrorName(code).decode(), way.call.decode())
+    return 0
 
 
 cdef int every_step(Way *way) noexcept nogil:
@@ -80,21 +120,21 @@ cdef int every_step(Way *way) noexcept nogil:
 cdef int one_step(Way *way, int64_t first, int64_t end, char ***segments) noexcept nogil:
     """Saves and restores the runs first to end, and moves `segments` on behind theirs."""
     cdef int64_t i, used = 0
-    cdef int code = device_sync(way)
-    for i in range(first, end):
+    cdef int code = device_sync(way) if way.what & SAVE else 0
+    for i in range(first, end if way.what & SAVE else first):
         if code == 0:
             code = grow(&way.runs[i], segments[0] + used)
         if code == 0:
             code = copy(way, &way.runs[i], segments[0] + used, True)
         used += segments_of(&way.runs[i])
-    if code == 0:
+    if code == 0 and way.what & RESTORE:
         code = device_sync(way)
     used = 0
     for i in range(first, end):
-        if code == 0:
+        if code == 0 and way.what & RESTORE:
             code = copy(way, &way.runs[i], segments[0] + used, False)
         used += segments_of(&way.runs[i])
-    if code == 0:
+    if code == 0 and way.what == SAVE | RESTORE:
         for i in range(used):
             free(segments[0][i])
             segments[0][i] = NULL

@@ -7,7 +7,7 @@ the lengths, the groups that move, the bank of a checkpoint, and what the copy h
 from libc.stdint cimport int32_t
 
 from engine_loop.cuda cimport cuda, noted, refused, stream_done
-from engine_loop.session cimport MAX_STAGES, Landing, StageData, landed
+from engine_loop.session cimport MAX_STAGES, Landing, SessionData, StageData, landed
 
 cdef enum:
     PATIENCE = 2_000_000        # ns that a wait may hold this thread where a layer is not queued yet
@@ -18,6 +18,7 @@ cdef int move(Move *m) noexcept nogil:
     any more; strata_copy would refuse it as a source until the reset."""
     cdef sc.Wait after[MAX_STAGES + 2]
     cdef sc.Request request = sc.request_new(m.marks, 2)
+    cdef sc.Progress progress
     cdef sc.Ticket ticket
     cdef int status
     request.groups = m.groups
@@ -28,6 +29,8 @@ cdef int move(Move *m) noexcept nogil:
     if status == sc.AGAIN:
         return refused(m.error, "every ticket is in flight", 0, 0)
     if status == sc.OK:
+        sc.poll(ticket, &progress)
+        m.moved = progress.bytes_total
         status = follow(m, ticket)
         sc.release(&ticket)
         if status == sc.REFUSED:        # a wait: the bytes are there, but a stage does not stand behind them
@@ -39,16 +42,17 @@ cdef int move(Move *m) noexcept nogil:
 
 cdef int users(const Move *m, sc.Wait *after) noexcept nogil:
     """Who wrote the source and who still reads the target: the streams of all stages, and of the drafters. No device is synchronized."""
+    cdef const SessionData *session = m.source if m.source != NULL else m.target
     cdef const StageData *stage
     cdef int32_t k, n = 0
-    for k in range(m.source.n_stages):
-        stage = &m.source.stages[k]
+    for k in range(session.n_stages):
+        stage = &session.stages[k]
         after[n].handle, after[n].device, after[n].kind = stage.stream, stage.device, sc.WAIT_STREAM
         n += 1
     if m.groups & DRAFT:
-        for k in range(2):
-            after[n].handle = m.target.kv[m.target.draft].stream if k else m.source.kv[m.source.draft].stream
-            after[n].device, after[n].kind = m.source.stages[m.source.n_stages - 1].device, sc.WAIT_STREAM
+        for k in range(2 if m.source != NULL else 1):
+            after[n].handle = m.source.kv[m.source.draft].stream if k else m.target.kv[m.target.draft].stream
+            after[n].device, after[n].kind = session.stages[session.n_stages - 1].device, sc.WAIT_STREAM
             n += 1
     return n
 

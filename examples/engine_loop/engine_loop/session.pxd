@@ -67,6 +67,7 @@ cdef class Session:
     cdef readonly object draft_mode
     cdef readonly dict taken            # bank to the Checkpoint in it
     cdef readonly list memory           # (kind, address, bytes) of what has to be given back
+    cdef readonly list reads            # Tickets of parks, which read the session in the background
     cdef object _streams
 
 # A copy into a session that is under way.
@@ -79,7 +80,9 @@ cdef struct Landing:
 cdef int landed(void *landing, int32_t layer, int32_t device, void *stream) noexcept nogil
 # The spare row behind the pooled rows.
 cdef int write_spare_row(const SessionData *session, const KvLayer *kv, sc.Error *error) noexcept nogil
-# Length and ids after a copy: those of `source`, up to the marks.
-cdef void take_ids(SessionData *session, const SessionData *source, const int64_t *marks, int64_t request) noexcept nogil
+# Length and ids after a copy.
+cdef void take_ids(SessionData *session, const int32_t *ids, const int64_t *marks, int64_t request) noexcept nogil
 cdef void forget(SessionData *session) noexcept nogil
+# Before bytes of a session are written that strata_copy does not see: its rows come to `marks`, new from `kept` on.
+cdef int written(Session session, const int64_t *kept, const int64_t *marks) except -1
 cdef int raise_error(const sc.Error *error) except -1

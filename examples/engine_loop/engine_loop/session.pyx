@@ -7,7 +7,7 @@ from libc.string cimport memmove, memset
 
 import numpy as np
 
-from strata_copy import Place, State, runtime
+from strata_copy import CopyError, Place, State, runtime
 
 from engine_loop.cuda cimport copy, cuda, cudaMemcpyDefault, noted
 from engine_loop.cuda import connect
@@ -93,7 +93,7 @@ cdef class Session:
                              "a ring (2) or not there (None)")
         self.geometry, self.format, self.stages, self.name = geometry, format, tuple(stages), name
         self.mode, self.draft_mode, self.taken = mode, draft_mode, {}
-        self.memory, self._streams = [], []
+        self.memory, self._streams, self.reads = [], [], []
         self.layout = layout(geometry, format, [stage.first for stage in self.stages])
         self.data.capacity, self.data.n_banks = capacity, checkpoints
         self.data.heads, self.data.key_bytes, self.data.gdn_bytes = geometry.heads, geometry.key, geometry.gdn
@@ -136,8 +136,17 @@ cdef class Session:
             raise ValueError(f"{n} tokens behind {self.data.n_ids}; the session has room for {self.data.capacity}")
         cdef char *staging = <char *>malloc(STAGING + self.data.gdn_bytes)
         cdef bint with_draft = draft and self.data.draft >= 0
+        cdef int64_t kept[2]
+        cdef int64_t marks[2]
         if staging == NULL:
             raise MemoryError
+        kept[0], kept[1] = self.data.n_ids, self.data.n_draft
+        marks[0], marks[1] = self.data.n_ids + n, self.data.n_ids + n if with_draft else self.data.n_draft
+        try:
+            written(self, kept, marks)
+        except BaseException:
+            free(staging)
+            raise
         with nogil:
             status = append(&self.data, conversation, n, with_draft, staging, &error)
             free(staging)
@@ -146,6 +155,7 @@ cdef class Session:
 
     def clear(self):
         """No conversation."""
+        self.state.rewound((0, 0))
         forget(&self.data)
         self.taken.clear()
 
@@ -161,6 +171,12 @@ cdef class Session:
     @property
     def draft_tokens(self):
         return self.data.n_draft
+
+    @property
+    def streams(self):
+        """(stream, device) of all that computes on the session: its stages, and the drafter."""
+        found = [(stage.stream, stage.device) for stage in self.stages]
+        return [*found, *((stream, self.stages[len(self.stages) - 1].device) for stream in self._streams)]
 
     @property
     def request(self):
@@ -366,6 +382,24 @@ class Arena:
         return at
 
 
+cdef int written(Session session, const int64_t *kept, const int64_t *marks) except -1:
+    """First the session's streams wait for the last reads of parks that are in flight."""
+    cdef sc.Error error
+    cdef sc.State *state = sc.state_of(session.state)
+    while session.reads:
+        ticket = session.reads.pop()
+        try:
+            for stream, device in session.streams:
+                with current(device):
+                    while not ticket.wait_source(stream, timeout=1.0):      # not queued to its end yet
+                        pass
+        except CopyError:       # it has ended, badly: nothing reads any more
+            pass
+    if sc.rewound(state, kept, 2, &error) != sc.OK or sc.advanced(state, marks, 2, &error) != sc.OK:
+        raise_error(&error)
+    return 0
+
+
 cdef int raise_error(const sc.Error *error) except -1:
     text = error.text.decode(errors="replace")
     raise (Refused if error.status == sc.REFUSED else Failed)(text)
@@ -544,8 +578,8 @@ cdef int bring_pages(KvLayer *kv, int64_t begin, int64_t end, sc.Error *error) n
 
 # ---- lengths
 
-cdef void take_ids(SessionData *s, const SessionData *source, const int64_t *marks, int64_t request) noexcept nogil:
-    memmove(s.ids, source.ids, marks[0] * sizeof(int32_t))
+cdef void take_ids(SessionData *s, const int32_t *ids, const int64_t *marks, int64_t request) noexcept nogil:
+    memmove(s.ids, ids, marks[0] * sizeof(int32_t))
     s.n_ids, s.n_draft, s.request = marks[0], marks[1], request
     s.turn += 1
     set_previous(s)
