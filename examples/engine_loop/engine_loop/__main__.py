@@ -3,7 +3,7 @@
 import click
 
 from engine_loop import FORMATS, Engine, Geometry, Session, Stage
-from strata_copy import Arena, Copier, Pool, runtime
+from strata_copy import Copier, runtime
 
 TINY = Geometry(layers=8, head_dim=64, gdn=3060, ple=360, key=64)
 
@@ -18,10 +18,7 @@ TINY = Geometry(layers=8, head_dim=64, gdn=3060, ple=360, key=64)
 @click.option("--devices", default=1, show_default=True, help="One stage on each.")
 @click.option("--tiny", is_flag=True, help="A model of 8 small layers.")
 def main(tokens: int, format: str, mode: int, draft: str, devices: int, tiny: bool) -> None:
-    """Reads a conversation, puts it into a slot, decodes there, and takes it back, also at a checkpoint.
-
-    By strata_copy it is parked, too, and taken from the pool.
-    """
+    """Reads a conversation, puts it into a slot, decodes there, and takes it back, also at a checkpoint."""
     runtime.open()
     geometry = TINY if tiny else Geometry()
     ends = [geometry.layers * (k + 1) // devices for k in range(devices)]
@@ -38,7 +35,6 @@ def main(tokens: int, format: str, mode: int, draft: str, devices: int, tiny: bo
             engine.probe()
             turns(engine, tokens)
             engine.close()
-        pooled(sessions, copier, tokens)
     for session in sessions:
         session.free()
     for stage in stages:
@@ -54,25 +50,6 @@ def turns(engine: Engine, tokens: int) -> None:
     slot.append(conversation=1, n=32)  # the answer
     engine.copy_from_slot(0, slot.ids)
     engine.copy_from_slot(0, slot.ids, at=checkpoint)  # the user has edited the last turn
-
-
-def pooled(sessions: list[Session], copier: Copier, tokens: int) -> None:
-    """The conversation goes on in the slot, is parked, another one comes, and it comes back."""
-    main, slot = sessions
-    room = main.layout.bytes_at((main.tokens + 64,) * 2) * 5 // 4
-    with Arena(room) as arena:
-        engine = Engine(main, [slot], copier, direct=True, pool=Pool(arena, main.layout), log=click.echo)
-        engine.probe()
-        engine.park(slot, "conversation 1", wait=True)
-        slot.append(conversation=1, n=16)
-        engine.park(slot, "conversation 1", wait=True)  # what this turn has changed
-        ids = slot.ids
-        slot.clear()
-        slot.append(conversation=2, n=min(tokens, 1000))
-        engine.take(0, "conversation 1", ids)
-        engine.restore("conversation 1", ids)
-        engine.close()
-        del engine.parks.pool["conversation 1"]
 
 
 if __name__ == "__main__":
