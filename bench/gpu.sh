@@ -7,5 +7,5 @@ python=${PYTHON:-python3}
 export STRATA_COPY_RUNTIME=cuda
 PYTHONPATH="$(cd "$here/../src" && pwd)${PYTHONPATH:+:$PYTHONPATH}"
 export PYTHONPATH
-"$python" "$here/setup.py" -q build_ext --inplace
+"$python" "$here/setup.py" -q build_ext --inplace -j 8
 exec "$python" "$here/run.py" "$@"

@@ -73,6 +73,11 @@ def small_layout(format="k8v4", *, layers=4, draft=False, identity=b""):
     )
 
 
+def two_devices():
+    """For a copier of two devices, or of one where the machine has no second one."""
+    return (0, 1)[: runtime.device_count()]
+
+
 def write(address, values):
     """Puts bytes into memory of any kind. On the host runtime they are there at once, and nothing that is queued is
     executed."""
@@ -81,6 +86,7 @@ def write(address, values):
         runtime.view(address, values.size)[:] = values
     else:
         runtime.memcpy(address, values.ctypes.data, values.size)
+        runtime.device_synchronize()  # from pageable memory the bytes may still be under way
 
 
 def read(address, size):

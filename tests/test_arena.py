@@ -340,6 +340,7 @@ def test_memory_of_a_piece_can_be_copied_to(copier):
     layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=64, growth=sc.Growth.linear())])
     source, values = runtime.malloc(6400), np.arange(6400).astype(np.uint8)
     runtime.memcpy(source, values.ctypes.data, 6400)
+    runtime.device_synchronize()
     with opened(1) as arena:
         base = arena.pieces[0][0]
         states = (

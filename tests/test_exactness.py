@@ -299,7 +299,7 @@ def test_a_run_without_some_cell_fails():
                 items[:] = cells[5:8]
                 items[0].add_marker(pytest.mark.skip(reason="on purpose"))
 
-        sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", sys.argv[1]], plugins=[Drop()]))
+        sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:benchmark", sys.argv[1]], plugins=[Drop()]))
     """
     run = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program), str(Path(__file__))],

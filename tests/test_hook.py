@@ -5,7 +5,18 @@ import ctypes
 import pytest
 
 import strata_copy as sc
-from fixtures import SYNCED, after_copy, allocate, differences, needed_by, read, release, small_layout, untouched
+from fixtures import (
+    SYNCED,
+    after_copy,
+    allocate,
+    differences,
+    needed_by,
+    read,
+    release,
+    small_layout,
+    two_devices,
+    untouched,
+)
 from hooks import Hook, address
 from lost_calls import ROUTES as LOST_ROUTES
 from lost_calls import Beside, unreported
@@ -32,7 +43,7 @@ FED = [False, True]
 
 def small(**how):
     """A copier in whose eyes the small conversation is long."""
-    return sc.Copier((0, 1) if runtime.device_count() > 1 else (0,), **{
+    return sc.Copier(two_devices(), **{
         "tickets": 8, "layer_events": 32, "chunk": 3000, "window": 1, "device_memory": 4096, "ring_slots": 2, **how
     })  # fmt: skip
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 import strata_copy as sc
-from fixtures import HOST, SYNCED, after_copy, differences, small_layout, untouched
+from fixtures import HOST, SYNCED, after_copy, differences, small_layout, two_devices, untouched
 from strata_copy import host_runtime, runtime
 
 LAYOUT = small_layout("k8v4")
@@ -22,7 +22,7 @@ PLACES = {
 
 def small(chunk=3000, pinned=4 * 2048, **how):
     how = {"window": 2, **how}
-    return sc.Copier((0, 1), tickets=8, layer_events=24, chunk=chunk, pinned_memory=pinned, **how)
+    return sc.Copier(two_devices(), tickets=8, layer_events=24, chunk=chunk, pinned_memory=pinned, **how)
 
 
 @pytest.mark.parametrize("pinned", [4 * 512, 4 * 4096, 1 << 20])

@@ -8,7 +8,7 @@ import time
 import pytest
 
 import strata_copy as sc
-from fixtures import HOST, SYNCED, after_copy, differences, needed_by, small_layout, untouched
+from fixtures import HOST, SYNCED, after_copy, differences, needed_by, small_layout, two_devices, untouched
 from strata_copy import host_runtime, runtime
 
 LAYOUT = small_layout("k8v4")
@@ -33,7 +33,7 @@ SHAPES = [
 
 def small(window=2, ring=2, chunk=3000, **how):
     """A copier in whose eyes the small conversation is long."""
-    return sc.Copier((0, 1), tickets=8, layer_events=24, chunk=chunk, window=window, device_memory=ring * 2048,
+    return sc.Copier(two_devices(), tickets=8, layer_events=24, chunk=chunk, window=window, device_memory=ring * 2048,
                      ring_slots=ring, **how)  # fmt: skip
 
 

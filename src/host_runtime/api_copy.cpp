@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
+#include <vector>
 
 namespace host_runtime::api {
 
@@ -56,6 +58,11 @@ bool asynchronous(const Copy &copy) {
 
 bool pageable(const Copy &copy) { return !copy.source_range || !copy.target_range; }
 
+void stage(Copy &copy) {
+    copy.staged = std::make_shared<const std::vector<char>>(copy.source, copy.source + copy.bytes());
+    copy.source = copy.staged->data();
+}
+
 // Until a copy that was queued last has been executed.
 cudaError_t wait_for(State &state, const ThreadState &thread, Lock &lock, const Copy &copy, const Point &end) {
     const Clock told = state.races.told_by(copy, *end.stream);
@@ -94,8 +101,9 @@ Copy one_row(Function function, void *target, const void *source, size_t bytes) 
 
 }  // namespace
 
-// Holds its caller, but for copies between devices: "no host-side synchronization is performed" (CUDA Runtime API, API
-// synchronization behavior).
+// Holds its caller, with two exceptions (CUDA Runtime API, API synchronization behavior). Copies between devices: "no host-side
+// synchronization is performed". From pageable memory to a device it returns once the source has been staged, "but the DMA to final
+// destination may not have completed".
 cudaError_t cudaMemcpy(void *target, const void *source, size_t bytes, cudaMemcpyKind kind) {
     constexpr Function self = Function::cudaMemcpy;
     return Runtime::instance().call(self, kUnsafeInCapture, [&](State &state, ThreadState &thread, Lock &lock) {
@@ -105,8 +113,14 @@ cudaError_t cudaMemcpy(void *target, const void *source, size_t bytes, cudaMemcp
         if (error != cudaSuccess) return error;
         Point end;
         const StreamRef queue = state.engine.blocking_queue(lock, thread.device);
+        const bool stages = !copy.source_range && on_device(copy.target_range);
+        if (stages) {
+            error = state.engine.wait(lock, self, {queue, queue->queued});
+            if (error != cudaSuccess) return error;
+            stage(copy);
+        }
         error = state.engine.submit(lock, self, queue, copy, &end);
-        if (error != cudaSuccess || (on_device(copy.source_range) && on_device(copy.target_range))) return error;
+        if (error != cudaSuccess || stages || (on_device(copy.source_range) && on_device(copy.target_range))) return error;
         return wait_for(state, thread, lock, copy, end);
     });
 }

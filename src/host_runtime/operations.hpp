@@ -14,6 +14,7 @@
 #include <memory>
 #include <thread>
 #include <variant>
+#include <vector>
 
 namespace host_runtime {
 
@@ -50,6 +51,7 @@ struct Copy {
     RangeRef source_range;
     ClockRef told{};       // what its target says to whoever observes it, if that is a word
     bool delayed = false;  // goes last, where streams allow
+    std::shared_ptr<const std::vector<char>> staged{};  // what pageable memory held when the call was made
 
     size_t target_span() const { return (rows - 1) * target_pitch + width; }
     size_t source_span() const { return (rows - 1) * source_pitch + width; }

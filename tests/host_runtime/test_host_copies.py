@@ -167,16 +167,37 @@ def test_pageable_memory_is_no_target_of_memset():
 
 
 @both_modes
-def test_the_blocking_copy_is_done_when_it_returns(schedule):
+def test_the_blocking_copy_to_host_memory_is_done_when_it_returns(schedule):
     host.configure(devices=2, seed=schedule)
     a, b, block = malloc(PAGE), malloc(PAGE), pages(1)
     block[:] = 8
     ok(cuda.cudaMemcpy(a, block.ctypes.data, PAGE, HOST_TO_DEVICE))
+    block[:] = 0
     ok(cuda.cudaMemcpy(b, a, PAGE, DEVICE_TO_DEVICE))
     ok(cuda.cudaMemcpy(block.ctypes.data, b, PAGE, DEVICE_TO_HOST))
     assert (block == 8).all()
     assert host.log() == [("cudaMemcpy", 0, PAGE)] * 3
     assert host.live()["streams"] == 0
+
+
+def test_the_blocking_copy_from_pageable_memory_returns_before_its_bytes_have_landed():
+    """It has read its source by then. A device synchronize is what waits for the bytes."""
+    host.configure(devices=2, seed=1)
+    p, block, s = malloc(PAGE), pages(1), stream()
+    block[:] = 8
+    ok(cuda.cudaMemcpy(p, block.ctypes.data, PAGE, HOST_TO_DEVICE))
+    assert (host.pending(), host.log()) == (1, [])
+    block[:] = 0
+    ok(cuda.cudaDeviceSynchronize())
+    assert (view(p, PAGE) == 8).all()
+    ok(cuda.cudaMemsetAsync(p, 1, PAGE, s))
+    ok(cuda.cudaStreamSynchronize(s))
+    assert host.violations() == []
+    ok(cuda.cudaMemcpy(p, block.ctypes.data, PAGE, HOST_TO_DEVICE))
+    ok(cuda.cudaMemsetAsync(p, 2, PAGE, s))
+    found = violations()
+    assert len(found) == 1
+    assert "behind cudaMemcpy call 2" in found[0]
 
 
 def test_the_blocking_copy_between_devices_does_not_hold_its_caller():
