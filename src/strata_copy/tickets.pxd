@@ -38,7 +38,7 @@ cdef void tell_news() noexcept nogil
 # REFUSED: the library is called from a hook.
 cdef int of_hook(const char *call, Error *error) noexcept nogil
 # Sleeps a little; and lets a runtime that decides itself when things run do so: whether it did.
-cdef void nap() noexcept nogil
+cdef void nap(int64_t ns) noexcept nogil
 cdef bint ran_something() noexcept nogil
 cdef int no_ticket(Ticket ticket, Error *error) noexcept nogil
 

@@ -29,7 +29,8 @@ cdef extern from "sched.h" nogil:
     int sched_yield()
 
 cdef enum:
-    NAP_NS = 20000          # between two looks at a word
+    NAP_NS = 20000          # between two looks at a word, at least
+    LONG_NAP_NS = 500000    # and at most
     AWAKE_NS = 2000000      # how long sync looks without napping
     ASK_NS = 10000000       # between two times that sync asks CUDA
 
@@ -164,8 +165,8 @@ cdef int ticket_sync(Ticket ticket, int64_t timeout_ns, Error *error) noexcept n
             continue
         if at < began + AWAKE_NS:
             sched_yield()
-        else:
-            nap()
+        else:       # a sync is late by 1/128 at most, and a long one wakes the processor seldom
+            nap(min(<int64_t>LONG_NAP_NS, max(<int64_t>NAP_NS, (at - began) >> 7)))
     if status < OK:
         restored = error.restored
         error[0] = slot.error
@@ -369,7 +370,7 @@ cdef void free_all(CopierData *copier) noexcept nogil:
                 free_slot(slot)
             pthread_mutex_unlock(&copier.lock)
             if load_u64(&slot.ticket) != 0:
-                nap()           # another thread is inside a wait or sync, which end now that the ticket has
+                nap(NAP_NS)     # another thread is inside a wait or sync, which end now that the ticket has
 
 
 cdef int check_stream(void *stream, const Guard *guard, Error *error) noexcept nogil:
@@ -497,9 +498,9 @@ cdef int stream_waits(void *stream, cudaEvent_t event, const Guard *guard, Error
     return OK
 
 
-cdef void nap() noexcept nogil:
+cdef void nap(int64_t ns) noexcept nogil:
     cdef timespec t
-    t.tv_sec, t.tv_nsec = 0, NAP_NS
+    t.tv_sec, t.tv_nsec = 0, ns
     nanosleep(&t, NULL)
 
 

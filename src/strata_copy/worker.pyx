@@ -543,7 +543,7 @@ cdef void worker_finish(CopierData *copier) noexcept nogil:
             left += jobs[i].slot != NULL and jobs[i].slot.ticket == jobs[i].ticket and load_i32(&jobs[i].slot.status) == QUEUING
         pthread_mutex_unlock(&copier.lock)
         if left > 0 and not ran_something():
-            nap()               # the worker is at it
+            nap(LOOK_NS)        # the worker is at it
 
 
 cdef int worker_reserve(int32_t parts, Error *error) noexcept nogil:
