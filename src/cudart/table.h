@@ -27,6 +27,9 @@
     X(cudaDeviceGetAttribute) \
     X(cudaDeviceGetPCIBusId) \
     X(cudaDeviceSynchronize) \
+    X(cudaDeviceCanAccessPeer) \
+    X(cudaDeviceEnablePeerAccess) \
+    X(cudaDeviceDisablePeerAccess) \
     X(cudaMemGetInfo) \
     X(cudaMalloc) \
     X(cudaFree) \
@@ -39,6 +42,8 @@
     X(cudaMemcpy) \
     X(cudaMemcpyAsync) \
     X(cudaMemcpy2DAsync) \
+    X(cudaMemcpyPeerAsync) \
+    X(cudaMemcpy3DPeerAsync) \
     X(cudaMemsetAsync) \
     X(cudaStreamCreateWithFlags) \
     X(cudaStreamDestroy) \

@@ -11,6 +11,8 @@ namespace host_runtime::api {
 
 namespace {
 
+bool is_device(const State &state, int device) { return device >= 0 && device < state.devices; }
+
 // Finds the range of an operand. Pageable memory is no error here and has none.
 cudaError_t place(State &state, Function self, const void *start, size_t bytes, RangeRef &range) {
     if (!start || number(start) + bytes < bytes) return cudaErrorInvalidValue;
@@ -22,6 +24,8 @@ cudaError_t place(State &state, Function self, const void *start, size_t bytes, 
 }
 
 bool on_device(const RangeRef &range) { return range && range->kind == RangeKind::device; }
+
+bool lies_on(const RangeRef &range, int device) { return on_device(range) && range->device == device; }
 
 bool fits(cudaMemcpyKind kind, bool from_device, bool to_device) {
     switch (kind) {
@@ -51,6 +55,18 @@ cudaError_t check(State &state, Copy &copy, cudaMemcpyKind kind) {
     return cudaSuccess;
 }
 
+// A copy from one device's memory to another's, its numbers given or not. Strided ones without access between the two fail on some
+// systems (pytorch#146256): the call with device numbers is the one for them.
+void note_way(State &state, Copy &copy) {
+    if (!on_device(copy.source_range) || !on_device(copy.target_range)) return;
+    const int source = copy.source_range->device, target = copy.target_range->device;
+    if (source == target) return;
+    copy.fault = state.peers.next_copy(source, target);
+    if (copy.function == Function::cudaMemcpy2DAsync && !state.peers.enabled(source, target))
+        state.record.violation(copy.function, "rows from device " + std::to_string(source) + " to device " + std::to_string(target) +
+                                                  ", which has no access: cudaMemcpy3DPeerAsync is for that");
+}
+
 // Only these return before the bytes have landed: copies between devices, and between a device and pinned memory.
 bool asynchronous(const Copy &copy) {
     return copy.source_range && copy.target_range && (on_device(copy.source_range) || on_device(copy.target_range));
@@ -72,22 +88,27 @@ cudaError_t wait_for(State &state, const ThreadState &thread, Lock &lock, const 
 }
 
 // A copy that holds its caller does so in its stream's order, and reads its source as late as the others.
-cudaError_t copy_async(Copy copy, cudaMemcpyKind kind, cudaStream_t handle) {
+// devices: source and target, where the call names them.
+cudaError_t copy_async(Copy copy, cudaMemcpyKind kind, cudaStream_t handle, const int *devices = nullptr) {
     return Runtime::instance().call(copy.function, kNeedsContext, [&](State &state, ThreadState &thread, Lock &lock) {
         const StreamRef stream = find_stream(state, copy.function, handle);
         if (!stream) return cudaErrorInvalidResourceHandle;
+        if (devices && (!is_device(state, devices[0]) || !is_device(state, devices[1]))) return cudaErrorInvalidDevice;
         if (copy.width > copy.target_pitch || copy.width > copy.source_pitch) return cudaErrorInvalidPitchValue;
         const size_t pitch = std::max(copy.target_pitch, copy.source_pitch);
-        if (copy.function == Function::cudaMemcpy2DAsync && pitch > kMaxPitch) return cudaErrorInvalidPitchValue;
+        if (copy.rows > 1 && pitch > kMaxPitch) return cudaErrorInvalidPitchValue;
         if (copy.width == 0 || copy.rows == 0) return cudaSuccess;
         if (copy.rows > std::numeric_limits<size_t>::max() / pitch) return cudaErrorInvalidValue;
         cudaError_t error = check(state, copy, kind);
         if (error != cudaSuccess) return error;
+        if (devices && !lies_on(copy.source_range, devices[0])) return cudaErrorInvalidValue;
+        if (devices && !lies_on(copy.target_range, devices[1])) return cudaErrorInvalidValue;
         if (stream->capture && pageable(copy)) {
             stream->capture->invalidated = true;
             return cudaErrorStreamCaptureUnsupported;
         }
         const bool holds_caller = !asynchronous(copy);
+        if (!stream->capture) note_way(state, copy);
         Point end;
         error = submit(state, lock, copy.function, stream, copy, &end);
         if (error != cudaSuccess || !holds_caller || !end.stream) return error;  // no end: a capture took it
@@ -119,6 +140,7 @@ cudaError_t cudaMemcpy(void *target, const void *source, size_t bytes, cudaMemcp
             if (error != cudaSuccess) return error;
             stage(copy);
         }
+        note_way(state, copy);
         error = state.engine.submit(lock, self, queue, copy, &end);
         if (error != cudaSuccess || stages || (on_device(copy.source_range) && on_device(copy.target_range))) return error;
         return wait_for(state, thread, lock, copy, end);
@@ -134,6 +156,27 @@ cudaError_t cudaMemcpy2DAsync(void *target, size_t target_pitch, const void *sou
     return copy_async({Function::cudaMemcpy2DAsync, static_cast<char *>(target), target_pitch,
                        static_cast<const char *>(source), source_pitch, width, rows, nullptr, nullptr},
                       kind, stream);
+}
+
+cudaError_t cudaMemcpyPeerAsync(void *target, int target_device, const void *source, int source_device, size_t bytes,
+                                cudaStream_t stream) {
+    const int devices[] = {source_device, target_device};
+    return copy_async(one_row(Function::cudaMemcpyPeerAsync, target, source, bytes), cudaMemcpyDefault, stream, devices);
+}
+
+// Of rectangles in plain memory that begin where their pointers say; the rest of what CUDA can do here nobody uses.
+cudaError_t cudaMemcpy3DPeerAsync(const cudaMemcpy3DPeerParms *p, cudaStream_t stream) {
+    constexpr Function self = Function::cudaMemcpy3DPeerAsync;
+    const auto nothing = [](const cudaPos &pos) { return pos.x == 0 && pos.y == 0 && pos.z == 0; };
+    if (!p || p->srcArray || p->dstArray || !nothing(p->srcPos) || !nothing(p->dstPos) || p->extent.depth != 1)
+        return Runtime::instance().call(self, kPlain, [&](State &state, ThreadState &, Lock &) {
+            state.record.violation(self, "only rectangles in plain memory are possible, at position 0 and of depth 1");
+            return cudaErrorInvalidValue;
+        });
+    const int devices[] = {p->srcDevice, p->dstDevice};
+    return copy_async({self, static_cast<char *>(p->dstPtr.ptr), p->dstPtr.pitch, static_cast<const char *>(p->srcPtr.ptr),
+                       p->srcPtr.pitch, p->extent.width, p->extent.height, nullptr, nullptr},
+                      cudaMemcpyDefault, stream, devices);
 }
 
 cudaError_t cudaMemsetAsync(void *target, int value, size_t bytes, cudaStream_t handle) {

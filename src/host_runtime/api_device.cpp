@@ -37,6 +37,10 @@ constexpr ErrorText kErrors[] = {
     STRATA_ERROR(cudaErrorContained, "contained memory error")
     STRATA_ERROR(cudaErrorOperatingSystem, "OS call failed or operation not supported on this OS")
     STRATA_ERROR(cudaErrorInvalidResourceHandle, "invalid resource handle")
+    STRATA_ERROR(cudaErrorPeerAccessUnsupported, "peer access is not supported between these two devices")
+    STRATA_ERROR(cudaErrorPeerAccessAlreadyEnabled, "peer access is already enabled")
+    STRATA_ERROR(cudaErrorPeerAccessNotEnabled, "peer access has not been enabled")
+    STRATA_ERROR(cudaErrorTooManyPeers, "peer mapping resources exhausted")
     STRATA_ERROR(cudaErrorIllegalState, "the operation cannot be performed in the present state")
     STRATA_ERROR(cudaErrorNotReady, "device not ready")
     STRATA_ERROR(cudaErrorIllegalAddress, "an illegal memory access was encountered")
@@ -191,6 +195,37 @@ cudaError_t cudaDeviceSynchronize() {
         const cudaError_t error = state.engine.wait_for_device(lock, self, thread.device);
         if (error == cudaSuccess) state.races.learn(thread, known);
         return error;
+    });
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
+    return Runtime::instance().call(Function::cudaDeviceCanAccessPeer, kPlain, [&](State &state, ThreadState &, Lock &) {
+        if (!can) return cudaErrorInvalidValue;
+        if (!is_device(state, device) || !is_device(state, peer)) return cudaErrorInvalidDevice;
+        *can = state.peers.can_reach(device, peer);
+        return cudaSuccess;
+    });
+}
+
+// For the current device, one way only.
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
+    constexpr Function self = Function::cudaDeviceEnablePeerAccess;
+    return Runtime::instance().call(self, kUnsafeInCapture, [&](State &state, ThreadState &thread, Lock &) {
+        if (flags != 0) return cudaErrorInvalidValue;
+        if (!is_device(state, peer) || !state.peers.can_reach(thread.device, peer)) return cudaErrorInvalidDevice;
+        if (state.peers.enabled(thread.device, peer)) return cudaErrorPeerAccessAlreadyEnabled;
+        state.peers.enable(thread.device, peer, true);
+        return cudaSuccess;
+    });
+}
+
+cudaError_t cudaDeviceDisablePeerAccess(int peer) {
+    constexpr Function self = Function::cudaDeviceDisablePeerAccess;
+    return Runtime::instance().call(self, kUnsafeInCapture, [&](State &state, ThreadState &thread, Lock &) {
+        if (!is_device(state, peer)) return cudaErrorInvalidDevice;
+        if (!state.peers.enabled(thread.device, peer)) return cudaErrorPeerAccessNotEnabled;
+        state.peers.enable(thread.device, peer, false);
+        return cudaSuccess;
     });
 }
 

@@ -25,6 +25,10 @@ bool gives_nothing_back(Function function) {
     case Function::cudaMemcpy:
     case Function::cudaMemcpyAsync:
     case Function::cudaMemcpy2DAsync:
+    case Function::cudaMemcpyPeerAsync:
+    case Function::cudaMemcpy3DPeerAsync:
+    case Function::cudaDeviceEnablePeerAccess:
+    case Function::cudaDeviceDisablePeerAccess:
     case Function::cudaMemsetAsync:
     case Function::cudaStreamDestroy:
     case Function::cudaStreamQuery:
@@ -80,6 +84,21 @@ void delay(uint64_t nth) {
 void corrupt(uint64_t nth) {
     const Lock lock(runtime().mutex);
     runtime().state->faults.corrupt(nth);
+}
+
+void break_peer(int source, int target, PeerFault fault, uint64_t first, uint64_t last) {
+    const Lock lock(runtime().mutex);
+    runtime().state->peers.break_way(source, target, fault, first, last);
+}
+
+uint64_t peer_copies(int source, int target) {
+    const Lock lock(runtime().mutex);
+    return runtime().state->peers.copies(source, target);
+}
+
+uint64_t configuration() {
+    const Lock lock(runtime().mutex);
+    return runtime().state->number;
 }
 
 uint64_t clear_faults() {

@@ -38,6 +38,12 @@ bool skip(const std::string &function, uint64_t nth);
 void delay(uint64_t nth);
 // The n-th copy executed from now gets one wrong byte.
 void corrupt(uint64_t nth);
+// The copies `first` to `last` from now on that go from device to device without host memory are broken.
+void break_peer(int source, int target, PeerFault fault, uint64_t first, uint64_t last);
+// How many have gone that way.
+uint64_t peer_copies(int source, int target);
+// Counts the calls of `configure`.
+uint64_t configuration();
 // Disarms all kinds and returns how many have fired since it was last asked.
 uint64_t clear_faults();
 

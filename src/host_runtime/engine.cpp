@@ -63,6 +63,12 @@ const Point *blocker(const Stream &stream) {
     return waiting && !waiting->mark->point.reached() ? &waiting->mark->point : nullptr;
 }
 
+// Its way never brings it to an end.
+bool hangs(const Stream &stream) {
+    const auto *copy = std::get_if<Copy>(&stream.queue.front());
+    return copy && copy->fault == PeerFault::hang;
+}
+
 bool delayed(const Stream &stream) {
     const auto *copy = std::get_if<Copy>(&stream.queue.front());
     return copy && copy->delayed;
@@ -103,7 +109,7 @@ cudaError_t Engine::submit(Lock &lock, Function caller, const StreamRef &stream,
     if (stopped_) return cudaErrorCudartUnloading;
     if (stream->closed) return cudaErrorInvalidResourceHandle;  // while this thread waited for room
 
-    if (auto *copy = std::get_if<Copy>(&operation)) copy->delayed = faults_.delays_next_copy();
+    if (auto *copy = std::get_if<Copy>(&operation)) copy->delayed = faults_.delays_next_copy() || copy->fault == PeerFault::delay;
     races_.queued(this_thread(), caller, *stream, operation);
     if (stream->queue.empty()) stream->work.notify_one();
     stream->queue.push_back(std::move(operation));
@@ -227,7 +233,7 @@ void Engine::work(Lock lock, const StreamRef &stream) {
         else if (const Point *point = blocker(*stream))
             sleep_until(lock, *point);
         else
-            progress_.wait(lock);  // the context is dead: until the engine is stopped
+            progress_.wait(lock);  // the context is dead, or the copy hangs: until the engine is stopped
     }
     stream->finished = true;
 }
@@ -243,7 +249,7 @@ void Engine::reap() {
 }
 
 bool Engine::ready(const Stream &stream) const {
-    return !stream.queue.empty() && !stream.running && broken() == cudaSuccess && !blocker(stream);
+    return !stream.queue.empty() && !stream.running && broken() == cudaSuccess && !blocker(stream) && !hangs(stream);
 }
 
 // Scheduled mode: a stream whose first operation is ready, or null. In half of the choices it is one that `awaited` needs, so
@@ -285,8 +291,8 @@ void Engine::run(Lock &lock, const Stream &stream, const Copy &copy) {
         const InUse target(copy.target_range), source(copy.source_range);
         const Unlocked unlocked(lock);
         if (copy.delayed && !scheduled()) std::this_thread::sleep_for(kDelay);
-        copy.move();
-        if (corrupts) copy.corrupt();
+        if (copy.fault != PeerFault::drop) copy.move();
+        if (corrupts || copy.fault == PeerFault::corrupt) copy.corrupt();
     }
     record_.executed(copy.function, stream.handle, copy.bytes());
     races_.executed(copy);

@@ -5,6 +5,7 @@
 #include "clock.hpp"
 #include "functions.hpp"
 #include "memory.hpp"
+#include "peers.hpp"
 
 #include <chrono>
 #include <condition_variable>
@@ -52,6 +53,7 @@ struct Copy {
     ClockRef told{};       // what its target says to whoever observes it, if that is a word
     bool delayed = false;  // goes last, where streams allow
     std::shared_ptr<const std::vector<char>> staged{};  // what pageable memory held when the call was made
+    PeerFault fault = PeerFault::none;  // of its way from device to device
 
     size_t target_span() const { return (rows - 1) * target_pitch + width; }
     size_t source_span() const { return (rows - 1) * source_pitch + width; }

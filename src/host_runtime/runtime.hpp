@@ -7,6 +7,7 @@
 #include "functions.hpp"
 #include "memory.hpp"
 #include "operations.hpp"
+#include "peers.hpp"
 #include "races.hpp"
 #include "record.hpp"
 #include "thread_state.hpp"
@@ -21,6 +22,7 @@
 #include <string>
 #include <system_error>
 #include <unordered_map>
+#include <vector>
 
 namespace host_runtime {
 
@@ -30,19 +32,21 @@ struct Config {
     size_t memory = size_t{64} << 30;              // of each device
     size_t pinned = std::numeric_limits<size_t>::max();  // allocated and registered together
     bool races = false;                            // whether they are looked for
+    std::vector<uint8_t> peers{};                  // devices x devices: who can reach whom; empty: all
 };
 
 // All that one configuration holds. Used with the runtime's lock held.
 struct State {
     State(const Config &config, uint64_t number)
         : number(number), devices(config.devices), memory(config.devices, config.memory, config.pinned),
-          races(record, config.races), engine(record, races, faults, config.devices, config.seed) {}
+          peers(config.devices, config.peers), races(record, config.races), engine(record, races, faults, config.devices, config.seed) {}
 
     const uint64_t number;
     const int devices;
     Record record;
     Faults faults;
     Memory memory;
+    Peers peers;
     Captures captures;
     Races races;
     std::unordered_map<uint64_t, EventRef> events;

@@ -25,6 +25,18 @@ cdef extern from "table.h" nogil:
         void *devicePointer
         void *hostPointer
 
+    ctypedef struct cudaPitchedPtr "struct cudaPitchedPtr":
+        void *ptr
+        size_t pitch, xsize, ysize
+
+    ctypedef struct cudaExtent "struct cudaExtent":
+        size_t width, height, depth
+
+    ctypedef struct cudaMemcpy3DPeerParms "struct cudaMemcpy3DPeerParms":
+        cudaPitchedPtr srcPtr, dstPtr
+        int srcDevice, dstDevice
+        cudaExtent extent
+
     enum:
         CUDART_VERSION
         STRATA_DEVICE_PROPERTIES_BYTES
@@ -32,6 +44,7 @@ cdef extern from "table.h" nogil:
         cudaErrorInvalidValue
         cudaErrorMemoryAllocation
         cudaErrorNotReady
+        cudaErrorPeerAccessAlreadyEnabled
         cudaErrorNotSupported
         cudaErrorCapturedEvent
         cudaErrorStreamCaptureImplicit
@@ -66,6 +79,9 @@ cdef extern from "table.h" nogil:
         cudaError_t (*cudaDeviceGetAttribute)(int *, cudaDeviceAttr, int) noexcept nogil
         cudaError_t (*cudaDeviceGetPCIBusId)(char *, int, int) noexcept nogil
         cudaError_t (*cudaDeviceSynchronize)() noexcept nogil
+        cudaError_t (*cudaDeviceCanAccessPeer)(int *, int device, int peer) noexcept nogil
+        cudaError_t (*cudaDeviceEnablePeerAccess)(int peer, unsigned int) noexcept nogil
+        cudaError_t (*cudaDeviceDisablePeerAccess)(int peer) noexcept nogil
         cudaError_t (*cudaMemGetInfo)(size_t *, size_t *) noexcept nogil
         cudaError_t (*cudaMalloc)(void **, size_t) noexcept nogil
         cudaError_t (*cudaFree)(void *) noexcept nogil
@@ -79,6 +95,8 @@ cdef extern from "table.h" nogil:
         cudaError_t (*cudaMemcpyAsync)(void *, const void *, size_t, cudaMemcpyKind, cudaStream_t) noexcept nogil
         cudaError_t (*cudaMemcpy2DAsync)(void *, size_t, const void *, size_t, size_t, size_t, cudaMemcpyKind,
                                          cudaStream_t) noexcept nogil
+        cudaError_t (*cudaMemcpyPeerAsync)(void *, int, const void *, int, size_t, cudaStream_t) noexcept nogil
+        cudaError_t (*cudaMemcpy3DPeerAsync)(const cudaMemcpy3DPeerParms *, cudaStream_t) noexcept nogil
         cudaError_t (*cudaMemsetAsync)(void *, int, size_t, cudaStream_t) noexcept nogil
         cudaError_t (*cudaStreamCreateWithFlags)(cudaStream_t *, unsigned int) noexcept nogil
         cudaError_t (*cudaStreamDestroy)(cudaStream_t) noexcept nogil

@@ -9,7 +9,7 @@ There is one runtime in a process. It begins as `configure()` makes it, and belo
 
 import atexit
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint8_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.optional cimport optional
 from libcpp.string cimport string
@@ -27,6 +27,14 @@ cdef extern from "control.hpp" namespace "host_runtime" nogil:
         size_t memory
         size_t pinned
         cbool races
+        vector[uint8_t] peers
+
+    cdef enum class PeerFault:
+        none
+        drop
+        corrupt
+        delay
+        hang
 
     cdef cppclass Live:
         size_t streams, events, registrations, allocations, host_allocations
@@ -52,6 +60,9 @@ cdef extern from "control.hpp" namespace "host_runtime" nogil:
     cbool c_skip "host_runtime::skip"(const string &, uint64_t) except +
     void c_delay "host_runtime::delay"(uint64_t)
     void c_corrupt "host_runtime::corrupt"(uint64_t)
+    void c_break_peer "host_runtime::break_peer"(int, int, PeerFault, uint64_t, uint64_t)
+    uint64_t c_peer_copies "host_runtime::peer_copies"(int, int)
+    uint64_t c_configuration "host_runtime::configuration"()
     uint64_t c_clear_faults "host_runtime::clear_faults"()
     void host_access(const void *, size_t, cbool)
     Live c_live "host_runtime::live"()
@@ -65,11 +76,14 @@ cdef extern from "control.hpp" namespace "host_runtime" nogil:
     void drain()
 
 
+cdef int _devices = 1
+
+
 cdef const strata_cudart *table() noexcept nogil:
     return host_runtime_table()
 
 
-def configure(devices=1, seed=None, memory=None, pinned=None, races=None):
+def configure(devices=1, seed=None, memory=None, pinned=None, races=None, peers=None):
     """Drops all streams, events, memory, faults and records, and starts anew.
 
     Operations that are running end first; threads that wait inside a call return with cudaErrorCudartUnloading.
@@ -81,6 +95,7 @@ def configure(devices=1, seed=None, memory=None, pinned=None, races=None):
     pinned: bytes that may be allocated as pinned memory or registered, together; None means no limit.
     races: whether every two accesses to one byte that nothing orders, one of them a write, are a violation, in whatever order they
         were executed; None means in scheduled mode only.
+    peers: which device can reach which other one's memory: pairs (device, peer); None means all can.
     """
     cdef Config config
     if devices < 1:
@@ -93,8 +108,14 @@ def configure(devices=1, seed=None, memory=None, pinned=None, races=None):
     if pinned is not None:
         config.pinned = pinned
     config.races = seed is not None if races is None else races
+    if peers is not None:
+        config.peers.resize(devices * devices, 0)
+        for device, peer in peers:
+            config.peers[_way(device, peer, devices)] = 1
+    global _devices
     with nogil:
         c_configure(config)
+    _devices = devices
 
 
 def calls():
@@ -170,6 +191,34 @@ def corrupt(nth):
     if nth < 1:
         raise ValueError(f"nth is {nth}, but the next copy is number 1")
     c_corrupt(nth)
+
+
+def break_peer(source, target, str how, first=1, last=None):
+    """Copies that go from device `source` to device `target` without host memory, as they do once access was enabled: the first-th to
+    the last-th from now on (None: all of them). how: "drop" (nothing lands), "corrupt" (one wrong byte), "delay" (as late as possible),
+    "hang" (it never ends, nor does what is behind it)."""
+    cdef dict faults = {"drop": PeerFault.drop, "corrupt": PeerFault.corrupt, "delay": PeerFault.delay, "hang": PeerFault.hang}
+    if how not in faults:
+        raise ValueError(f"how is {how!r}; one of {list(faults)}")
+    _way(source, target, _devices)
+    c_break_peer(source, target, <PeerFault><int>faults[how], first, (1 << 62) if last is None else last)
+
+
+def peer_copies(source, target):
+    """How many copies have gone from device to device without host memory since `configure`."""
+    _way(source, target, _devices)
+    return c_peer_copies(source, target)
+
+
+def configuration():
+    """A number that is another one after each `configure`."""
+    return c_configuration()
+
+
+def _way(device, peer, devices):
+    if not (0 <= device < devices and 0 <= peer < devices and device != peer):
+        raise ValueError(f"from device {device} to device {peer}; there are {devices}")
+    return device * devices + peer
 
 
 def clear_faults():

@@ -1,41 +1,39 @@
-"""Opening and closing a copier on a thread of its own.
-
-Opening changes the current device, and setting a device makes a context on it: one that the caller perhaps never wanted. What a thread
-of ours has as its device, capture mode and last error, nobody has to put back.
-"""
-
-import threading
+"""Opening, linking and closing a copier, each on a thread of its own: they change the current device."""
 
 from strata_copy.abi cimport OK, POISONED, Error
-from strata_copy.copier cimport copier_close, copier_open
-from strata_copy.cudart cimport clear, observed, published
+from strata_copy.copier cimport copier_close, copier_link, copier_open
+from strata_copy.cudart cimport clear
 from strata_copy.lanes cimport poison_all
-from strata_copy.raising cimport raise_error
+from strata_copy.on_thread cimport OnThread
 from strata_copy.tickets cimport end_all, free_all
 from strata_copy.worker cimport worker_close, worker_open
 
 
 cdef CopierData *open_on_thread(const Opening *opening) except NULL:
-    cdef OnThread thread = OnThread()
-    thread.opening = opening
-    thread.run(thread.open)
-    return thread.copier
+    cdef Work work = Work()
+    work.opening = opening
+    work.run(work.open)
+    return work.copier
+
+
+cdef int link_on_thread(CopierData *copier, int32_t source, int32_t target, bint p2p) except -1:
+    cdef Work work = Work()
+    work.copier, work.source, work.target, work.p2p = copier, source, target, p2p
+    return work.run(work.link)
 
 
 cdef int close_on_thread(CopierData *copier, object ended) except -1:
-    cdef OnThread thread = OnThread()
-    thread.copier, thread.ended = copier, ended
-    thread.run(thread.close)
-    return 0
+    cdef Work work = Work()
+    work.copier, work.ended = copier, ended
+    return work.run(work.close)
 
 
-cdef class OnThread:
-    """Opens or closes a copier in `run`."""
-
+cdef class Work(OnThread):
     cdef CopierData *copier
     cdef const Opening *opening
     cdef object ended
-    cdef Error error
+    cdef int32_t source, target
+    cdef bint p2p
 
     def open(self):
         cdef Error closing
@@ -51,6 +49,10 @@ cdef class OnThread:
                     self.error.status = POISONED
                 self.copier = NULL
 
+    def link(self):
+        with nogil:
+            copier_link(self.copier, self.source, self.target, self.p2p, &self.error)
+
     def close(self):
         with nogil:
             end_all(self.copier)
@@ -60,22 +62,3 @@ cdef class OnThread:
             free_all(self.copier)
             worker_close(self.copier, &self.error)
             copier_close(self.copier, &self.error)
-            published(<void *>self)     # who closes knows then that all copies have ended
-
-    def run(self, what):
-        """Returns once it is done. A signal that arrives meanwhile is raised then: nothing goes on with a copier half opened or closed."""
-        thread = threading.Thread(target=what, name="strata_copy")
-        interrupt = None
-        clear(&self.error)
-        thread.start()
-        while thread.is_alive():
-            try:
-                thread.join()
-            except BaseException as raised:
-                interrupt = raised
-        observed(<void *>self)
-        if interrupt is not None:
-            raise interrupt
-        if self.error.status != OK:
-            self.error.restored = 1     # the caller's thread was not touched
-            raise_error(&self.error)

@@ -1,11 +1,12 @@
 """Runs code that moves state on the host runtime, as a referee: in an order that a seed decides, with every access that
 nothing orders reported. docs/testing.md says how an engine's own loop is run on it, and what it cannot find."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from strata_copy import runtime
 from strata_copy.host_runtime import (
+    break_peer,
     clear_faults,
     corrupt,
     delay,
@@ -22,6 +23,7 @@ from strata_copy.host_runtime import (
 )
 
 __all__ = [
+    "break_peer",
     "clear_faults",
     "corrupt",
     "delay",
@@ -53,6 +55,7 @@ def host(
     memory: int | None = None,
     pinned: int | None = None,
     races: bool = True,
+    peers: Iterable[tuple[int, int]] | None = None,
 ) -> Iterator[None]:
     """The host runtime as new, with so many devices; what was there before is dropped.
 
@@ -61,7 +64,7 @@ def host(
 
     Raises AssertionError at the end where something was found, with all of it. An exception of the block goes first.
     """
-    runtime.open("host", devices=devices, seed=seed, memory=memory, pinned=pinned, races=races)
+    runtime.open("host", devices=devices, seed=seed, memory=memory, pinned=pinned, races=races, peers=peers)
     yield
     found = violations()
     if found:
