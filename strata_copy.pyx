@@ -19,7 +19,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 cimport strata_copy.abi as abi
-from strata_copy.abi cimport AGAIN, API_VERSION, FAILED, OK, REASON_CLOSED, REASON_LAYOUT, REFUSED, Error
+from strata_copy.abi cimport AGAIN, API_VERSION, FAILED, OK, REASON_CLOSED, REASON_LAYOUT, REASON_UNSUPPORTED, REFUSED, Error
 from strata_copy.arena cimport Arena, ArenaData, arena_data
 from strata_copy.atomics cimport load_i32, load_u64
 from strata_copy.copier cimport Opening, the_copier
@@ -30,11 +30,11 @@ from strata_copy.images cimport image_blob as set_blob, image_publish as show_im
 from strata_copy.lineage cimport (
     Known, Lineage, Track, give_words, lineage_advanced, lineage_dirty, lineage_rewindable, lineage_rewound, take_words,
 )
-from strata_copy.lanes cimport MAX_RING, CopierData
+from strata_copy.lanes cimport LINK_NONE, MAX_RING, CopierData, DeviceLanes, device_index
 from strata_copy.layout cimport MAX_GROUPS, MAX_MARKS, Layout, LayoutData, layout_data
-from strata_copy.opening cimport close_on_thread, open_on_thread
+from strata_copy.opening cimport close_on_thread, link_on_thread, open_on_thread
 from strata_copy.plan cimport (
-    MAX_DEVICES, MAX_SOURCES, Emission, Extent, PlanData, Units, emit_bundle, emit_end, emit_part, plan_drop, plan_new, units_to_move,
+    MAX_DEVICES, MAX_SOURCES, ROUTE_PEER, Emission, Extent, PlanData, Units, emit_bundle, emit_end, emit_part, plan_drop, plan_new, units_to_move,
 )
 from strata_copy.pool cimport (
     MAX_KEY, Entry, Key, PoolData, pool_close, pool_drop, pool_evicted, pool_find, pool_hold, pool_image, pool_new, pool_pin, pool_remove,
@@ -50,9 +50,10 @@ from strata_copy.tickets cimport (
 from strata_copy.values cimport RequestValues, fill_marks, fill_place, fill_request, fill_way
 from strata_copy.worker cimport ticket_cancel
 
+from strata_copy import peers
 from strata_copy.places import handle, nanoseconds, whole
 
-ROUTE_NAMES = ("local", "out", "in", "ring", "unstage", "stage", "host")
+ROUTE_NAMES = ("local", "out", "in", "ring", "unstage", "stage", "host", "peer", "relay")
 
 ALIGNMENT = 512        # bytes
 STAGE_CHUNKS = 4
@@ -613,27 +614,30 @@ cdef class Copier:
         was not told; 10. window: chunks that a long copy, which a worker thread queues, has ahead on a device; 8. device_memory: bytes on
         each device for the ring of `ring_slots` chunks through which pinned memory is copied to pinned memory; 32 MiB in 4. pinned_memory:
         bytes of pinned memory for each device for the 4 chunks through which pageable memory is reached; 64 MiB. helpers: threads that
-        copy between these and pageable memory, beside the worker; 7.
+        copy between these and pageable memory, beside the worker; 7. relay_memory: bytes of pinned memory for each direction between
+        two devices without P2P, made when a plan needs it; 32 MiB in `relay_slots` chunks, 4. Where several directions are in use they
+        hold about as much together.
 
     Opening makes everything that copies need, so that none of them allocates. It opens the runtime: the CUDA runtime, or what
-    STRATA_COPY_RUNTIME says; there is no fallback. Raises RuntimeUnavailable, Refused where something cannot be had, and
-    RuntimeError where another copier is open.
+    STRATA_COPY_RUNTIME says; there is no fallback. Raises RuntimeUnavailable, Refused where something cannot be had, ValueError for a
+    STRATA_COPY_P2P that is none, and RuntimeError where another copier is open.
     """
 
     cdef CopierData *data
     cdef readonly tuple devices
     cdef object flying, ended, __weakref__
+    cdef dict _links            # of device ordinals
     cdef int submitting         # threads between their call of submit and the Ticket of it; under the GIL
 
     def __init__(self, devices=(0,), *, tickets=64, layer_events=128, chunk=32 << 20, patience=10.0, window=8, device_memory=32 << 20,
-                 ring_slots=4, pinned_memory=64 << 20, helpers=7):
+                 ring_slots=4, pinned_memory=64 << 20, helpers=7, relay_memory=32 << 20, relay_slots=4):
         cdef Opening opening
         if self.data != NULL:
             raise TypeError("a Copier is made once")
         if hasattr(devices, "__index__"):
             raise TypeError(f"devices is {devices!r}; a list of ordinals is needed")
         self.devices = tuple(whole("device", device, 0, (1 << 31) - 1) for device in devices)
-        self.flying, self.ended = {}, deque(maxlen=1024)
+        self.flying, self.ended, self._links = {}, deque(maxlen=1024), {}
         if not 1 <= len(self.devices) <= MAX_DEVICES or len(set(self.devices)) != len(self.devices):
             raise ValueError(f"devices {self.devices}; 1 to {MAX_DEVICES}, each once")
         tickets, layer_events = whole("tickets", tickets, 1, MAX_TICKETS), whole("layer_events", layer_events, 1, 1 << 16)
@@ -651,6 +655,10 @@ cdef class Copier:
         opening.helpers = whole("helpers", helpers, 0, 16)
         if pinned_memory and not opening.stage_chunk_bytes:
             raise ValueError(f"pinned_memory={pinned_memory} is less than {ALIGNMENT} bytes for each of {STAGE_CHUNKS} chunks")
+        relay_slots = whole("relay_slots", relay_slots, 1, MAX_RING)
+        relay_memory = whole("relay_memory", relay_memory, ALIGNMENT * relay_slots, 1 << 40)
+        opening.relay_slots, opening.relay_slot_bytes = relay_slots, relay_memory // relay_slots // ALIGNMENT * ALIGNMENT
+        peers.mode()
         for i, device in enumerate(self.devices):
             opening.devices[<int32_t>i] = device
         require_runtime()
@@ -704,7 +712,9 @@ cdef class Copier:
         """A Plan from `source` to `target`. source: a State, or a dict from each group's name to the State that it comes from.
 
         Raises Refused where the layouts differ (the first difference is named), where states overlap or are one, where a place is on
-        a device that is not open, or where no route leads there.
+        a device that is not open, or where no route leads there; with STRATA_COPY_P2P=on also where two devices have no P2P.
+
+        The first plan that leads from a device to another one finds out how, which takes a tenth of a second: see `links`.
         """
         cdef Error error
         cdef StateData *states[MAX_SOURCES]
@@ -732,11 +742,52 @@ cdef class Copier:
         n_sources = len(distinct)
         with nogil:
             plan.data = plan_new(states, n_sources, target.data, source_of_group, &error)
-            if plan.data != NULL:
+        if plan.data != NULL:
+            self._link(plan.data)
+            with nogil:
                 adopt_plan(plan.data, &error)
         if error.status != OK:
             raise_error(&error)
         return plan
+
+    @property
+    def links(self):
+        """How plans of this copier lead from device to device: a tuple of strata_copy.peers.PeerLink, one for each ordered pair that one
+        of them has needed."""
+        return tuple(self._links.values())
+
+    cdef int _link(self, const PlanData *plan) except -1:
+        """The lanes or rings of the pairs that a new plan needs and no earlier one did."""
+        cdef int32_t i, source, target
+        if in_hook():       # adopt_plan refuses it
+            return 0
+        for i in range(plan.target.layout.n_parts):
+            if plan.parts[i].route != ROUTE_PEER:
+                continue
+            source, target = device_index(self.data, plan.parts[i].device), device_index(self.data, plan.parts[i].other)
+            if source >= 0 and target >= 0 and self.data.devices[source].links[target] == LINK_NONE:
+                self._link_pair(source, target)
+        return 0
+
+    cdef int _link_pair(self, int32_t source, int32_t target) except -1:
+        cdef Error error
+        cdef DeviceLanes *devices
+        with _opening:
+            if self.closed or self.data.devices[source].links[target] != LINK_NONE:
+                return 0
+            devices = self.data.devices
+            if load_i32(&devices[source].poisoned) != 0 or load_i32(&devices[target].poisoned) != 0:
+                return 0    # submit says so
+            link = peers.link(devices[source].device, devices[target].device)
+            if not link.p2p and peers.mode() == "on":
+                clear(&error)
+                text = f"{peers.P2P_VARIABLE}=on, and {link.reason}".encode()
+                error.device = link.source
+                outcome(&error, REFUSED, REASON_UNSUPPORTED, "%s", <const char *>text)
+                raise_error(&error)
+            link_on_thread(self.data, source, target, link.p2p)
+            self._links[link.source, link.target] = link
+        return 0
 
     def submit(self, source, State target not None, *, upto, **how):
         """`plan(source, target).submit(upto, **how)`: for one copy between these states."""

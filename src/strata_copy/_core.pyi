@@ -8,6 +8,7 @@ from strata_copy.arena import Arena
 from strata_copy.errors import CopyError
 from strata_copy.layout import Layout
 from strata_copy.parts import Part
+from strata_copy.peers import PeerLink
 from strata_copy.places import CallerSynced, Event, Place, Stream
 
 ROUTE_NAMES: tuple[str, ...]
@@ -124,6 +125,8 @@ class Copier:
         ring_slots: int = 4,
         pinned_memory: int = ...,
         helpers: int = 7,
+        relay_memory: int = ...,
+        relay_slots: int = 4,
     ) -> None: ...
     def __enter__(self) -> Copier: ...
     def __exit__(
@@ -134,6 +137,8 @@ class Copier:
     @property
     def closed(self) -> bool: ...
     def close(self) -> None: ...
+    @property
+    def links(self) -> tuple[PeerLink, ...]: ...
     def plan(self, source: State | Mapping[str, State], target: State) -> Plan: ...
     def submit(
         self,

@@ -62,7 +62,7 @@ cdef int wrong_generation(Submission *s, const char *side, uint64_t wanted, uint
 cdef bint uses_device(const PlanData *plan, int32_t device) noexcept nogil:
     cdef int32_t i
     for i in range(plan.target.layout.n_parts):
-        if plan.parts[i].device == device:
+        if plan.parts[i].device == device or plan.parts[i].other == device:
             return True
     return False
 

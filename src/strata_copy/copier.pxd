@@ -11,8 +11,8 @@ from strata_copy.plan cimport MAX_DEVICES
 cdef struct Opening:
     int32_t devices[MAX_DEVICES]
     int32_t n_devices, tickets, layer_events, window, ring_slots
-    int32_t stage_slots, helpers
-    int64_t ring_slot_bytes, stage_chunk_bytes, chunk, patience
+    int32_t stage_slots, helpers, relay_slots
+    int64_t ring_slot_bytes, stage_chunk_bytes, relay_slot_bytes, chunk, patience
 
 
 # The copier if it is open, or NULL. A forked child has none.
@@ -24,6 +24,9 @@ cdef CopierData *the_tables() noexcept nogil
 cdef CopierData *copier_open(const Opening *opening, Error *error) noexcept nogil
 # Gives everything back, once no slot is taken any more (tickets.pxd: end_all, free_all). Likewise.
 cdef void copier_close(CopierData *copier, Error *error) noexcept nogil
+# Makes what copies from device number `source` to device number `target` need, unless it is there: a lane where they go by P2P, else a
+# ring. Both devices are alive. As plans are made, never in submit. Changes the thread's current device.
+cdef int copier_link(CopierData *copier, int32_t source, int32_t target, bint p2p, Error *error) noexcept nogil
 # Makes room for plans of so many parts: as plans are made, never in submit.
 cdef int copier_reserve(CopierData *copier, int32_t parts, Error *error) noexcept nogil
 

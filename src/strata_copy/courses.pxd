@@ -5,11 +5,11 @@ It begins with the bundles, goes layer by layer, records behind each layer the e
 and the word behind everything. It is used under the copier's lock.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from strata_copy.abi cimport Error, Request
 from strata_copy.cudart cimport Guard, cudaEvent_t
-from strata_copy.lanes cimport LANES, Budget, CopierData, DeviceLanes, Lane, Slot, SlotDevice
+from strata_copy.lanes cimport LANES, Budget, CopierData, DeviceLanes, Ring, Slot, SlotDevice
 from strata_copy.plan cimport Emission, PlanData, Units
 
 cdef enum:
@@ -34,14 +34,14 @@ cdef struct Course:
     bint staged                 # the ticket has the device's staging
     int32_t promised            # layers whose events are recorded; told once their bytes are in pageable memory
     # Lanes, as bits:
-    uint32_t used               # that this ticket has opened
-    uint32_t here, routes       # that have bytes of this layer; the routes of these bytes, as bits likewise
-    uint32_t unmarked           # that have bytes of earlier layers without events
+    uint64_t used               # that this ticket has opened
+    uint64_t here               # that have bytes of this layer
+    uint64_t unmarked           # that have bytes of earlier layers without events
     int32_t local               # the local lane of this layer, or -1
     int64_t queued[LANES]       # bytes
     cudaEvent_t last[LANES]     # event behind the latest layer; NULL where the hook's latest work is behind it
     cudaEvent_t hooked          # behind the hook's latest work
-    uint32_t hook_lanes         # that the hook's stream is behind: their bundles, and layers up to its latest
+    uint64_t hook_lanes         # that the hook's stream is behind: their bundles, and layers up to its latest
     int64_t unmarked_bytes
     int32_t first_unmarked      # the first layer without events
     # Of the step under way:
@@ -51,6 +51,7 @@ cdef struct Course:
     Emission emission
     int32_t skip                # extents that an earlier step has queued
     int32_t lane, route         # where extents go; lane -1: none yet
+    Ring *ring                  # through which, or NULL
     int32_t only                # the one way that the step may use
 
 
@@ -64,10 +65,10 @@ cdef void course_tell(Course *course) noexcept nogil
 # Ends it where it is: what was queued still runs, and the ticket's end is behind it. PAUSE while helpers are to copy: again later.
 cdef int course_cut(Course *course, const Guard *guard, Error *error) noexcept nogil
 # The lanes that a plan may use on a device, as bits.
-cdef uint32_t lanes_of_plan(const CopierData *copier, const PlanData *plan, int32_t d) noexcept nogil
+cdef uint64_t lanes_of_plan(const PlanData *plan, int32_t d) noexcept nogil
 
 # The lanes with bundles that parts of a layer moved in, as bits, but for those whose events behind the layer stand for them too.
-cdef uint32_t bundles_of_layer(const Slot *slot, int32_t d, int32_t layer) noexcept nogil
+cdef uint64_t bundles_of_layer(const Slot *slot, int32_t d, int32_t layer) noexcept nogil
 
 # Whether this thread is inside a caller's hook, from which the library may not be called.
 cdef bint in_hook() noexcept nogil

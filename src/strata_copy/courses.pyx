@@ -1,19 +1,18 @@
 """Courses. Declared in courses.pxd; extents come from plan.pyx, chunks and streams are lanes.pyx."""
 
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memset
 
 from strata_copy.abi cimport FAILED, OK, REASON_HOOK, WAIT_EVENT, Error, Request, Wait
 from strata_copy.atomics cimport add_i64, load_i32, store_i32
 from strata_copy.cudart cimport Guard, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, outcome, rt
 from strata_copy.lanes cimport (
-    HOST_LANE, IN_LANE, LANES, LOCAL_LANES, OUT_LANE, PAUSE, CopierData, DeviceLanes, Lane, Slot, SlotDevice, device_index, lane_copy,
-    lane_ready, lane_stream, record, ring_copy, ring_flush, ring_ready, wait_event,
+    IN_LANE, LANES, LOCAL_LANES, OUT_LANE, PAUSE, RELAY_LANE, CopierData, DeviceLanes, Lane, Slot, SlotDevice, device_index, lane_copy,
+    lane_ready, lane_stream, next_lane, record, ring_copy, ring_flush, ring_ready, wait_event,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
-    MAX_DEVICES, ROUTE_IN, ROUTE_LOCAL, ROUTE_OUT, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, ROUTES, Bundle, Emission, Extent, PlanData,
-    Units, bytes_of, emit_bundle, emit_end, emit_part, emit_unmoved, moves_early,
+    MAX_DEVICES, ROUTE_LOCAL, ROUTE_RELAY, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, Bundle, Emission, Extent, PartRoute, PlanData, Units, bytes_of, emit_bundle, emit_end, emit_part, emit_unmoved, moves_early,
 )
 from strata_copy.staging cimport stage_copy, stage_flush, stage_layer, stage_sent, stage_take
 from strata_copy.tickets cimport tell_news
@@ -80,26 +79,28 @@ cdef void course_tell(Course *course) noexcept nogil:
     tell_layers(course, course.promised)
 
 
-cdef uint32_t lanes_of_plan(const CopierData *copier, const PlanData *plan, int32_t d) noexcept nogil:
-    cdef uint32_t lanes = 0
-    cdef int32_t i, route
+cdef inline uint64_t bit(int32_t lane) noexcept nogil:
+    return <uint64_t>1 << lane
+
+
+cdef uint64_t lanes_of_plan(const PlanData *plan, int32_t d) noexcept nogil:
+    cdef const PartRoute *part
+    cdef uint64_t lanes = 0
+    cdef int32_t i
     for i in range(plan.target.layout.n_parts):
-        if plan.parts[i].device_number != d:
-            continue
-        route = plan.parts[i].route
-        lanes |= ((1 << LOCAL_LANES) - 1 if route == ROUTE_LOCAL else 1 << IN_LANE | 1 << OUT_LANE if route == ROUTE_RING else
-                  1 << lane_of(route))
+        part = &plan.parts[i]
+        if part.device_number == d:
+            lanes |= (bit(LOCAL_LANES) - 1 if part.route == ROUTE_LOCAL else bit(IN_LANE) | bit(OUT_LANE) if part.route == ROUTE_RING else
+                      bit(part.lane))
     return lanes
 
 
-cdef uint32_t bundles_of_layer(const Slot *slot, int32_t d, int32_t layer) noexcept nogil:
+cdef uint64_t bundles_of_layer(const Slot *slot, int32_t d, int32_t layer) noexcept nogil:
     cdef const SlotDevice *share = &slot.devices[d]
-    cdef uint32_t lanes = 0, early = slot.plan.early[layer * MAX_DEVICES + d]
-    cdef int32_t route
-    for route in range(<int32_t>ROUTES if early != 0 else 0):
-        if (early >> route) & 1 and share.bundle_lane[route] >= 0:
-            lanes |= <uint32_t>1 << share.bundle_lane[route]
-    return lanes & ~share.layer_lanes[layer]
+    cdef uint64_t lanes = slot.plan.early[layer * MAX_DEVICES + d]
+    if lanes & 1:
+        lanes = (lanes ^ 1) | bit(share.bundle_local)
+    return lanes & share.bundle_lanes & ~share.layer_lanes[layer]
 
 
 cdef bint in_hook() noexcept nogil:
@@ -112,7 +113,8 @@ cdef int queue_bundles(Course *course) noexcept nogil:
     """The small parts that move together, before the first layer, each route's on one lane and with an event behind them: layers that
     have parts in them wait for it too."""
     cdef const Bundle *bundle
-    cdef int32_t b, n, route
+    cdef uint64_t lanes
+    cdef int32_t b, n
     cdef int status
     start_emission(course)
     for b in range(course.plan.n_bundles):
@@ -127,15 +129,13 @@ cdef int queue_bundles(Course *course) noexcept nogil:
     status = end_emission(course)
     if status != OK or course.here == 0:
         return status
-    for route in range(<int32_t>ROUTES):
-        n = course.local if route == ROUTE_LOCAL else lane_of(route)
-        if (course.routes >> route) & 1:
-            course.share.bundle_lane[route] = n
-    for n in range(LANES):
-        if status == OK and (course.here >> n) & 1:
-            course.share.bundle_event[n] = course.share.taken
-            status = record_lanes(course, <uint32_t>1 << n)
-    course.here = course.routes = 0
+    lanes = course.share.bundle_lanes = course.here
+    course.share.bundle_local = max(course.local, 0)
+    while status == OK and lanes != 0:
+        n = next_lane(&lanes)
+        course.share.bundle_event[n] = course.share.taken
+        status = record_lanes(course, bit(n))
+    course.here = 0
     course.unmarked_bytes = 0
     return status
 
@@ -202,7 +202,7 @@ cdef int queue_end(Course *course) noexcept nogil:
 
 cdef int rest(Course *course) noexcept nogil:
     """Between two steps the ring is empty, and layers that are whole have their events."""
-    cdef int status = ring_flush(course.copier, course.device, course.guard, course.error)
+    cdef int status = flush(course)
     if status == OK and course.unmarked != 0:
         status = mark_layers(course, course.layer, 0)
     return status
@@ -210,10 +210,10 @@ cdef int rest(Course *course) noexcept nogil:
 
 # ---- events behind layers
 
-cdef int mark_layers(Course *course, int32_t end, uint32_t here) noexcept nogil:
+cdef int mark_layers(Course *course, int32_t end, uint64_t here) noexcept nogil:
     """Events behind all layers before `end` that have none yet. `here`: the lanes of the latest of them, where it is in hand."""
     cdef SlotDevice *share = course.share
-    cdef uint32_t before = course.unmarked
+    cdef uint64_t before = course.unmarked
     cdef int32_t first = share.taken, first_here, end_before, layer
     cdef int status = record_lanes(course, before & ~here)
     first_here = share.taken
@@ -238,15 +238,15 @@ cdef int mark_layers(Course *course, int32_t end, uint32_t here) noexcept nogil:
     return status
 
 
-cdef int record_lanes(Course *course, uint32_t lanes) noexcept nogil:
+cdef int record_lanes(Course *course, uint64_t lanes) noexcept nogil:
     """An event behind what was queued on each of these lanes."""
     cdef int32_t n
     cdef int status = OK
-    for n in range(LANES):
-        if status == OK and (lanes >> n) & 1:
-            status = record(course.device, next_event(course), lane_stream(&course.device.lanes[n]), course.guard, course.error)
-            course.last[n] = next_event(course)
-            course.share.taken += 1
+    while status == OK and lanes != 0:
+        n = next_lane(&lanes)
+        status = record(course.device, next_event(course), lane_stream(&course.device.lanes[n]), course.guard, course.error)
+        course.last[n] = next_event(course)
+        course.share.taken += 1
     return status
 
 
@@ -261,14 +261,14 @@ cdef inline cudaEvent_t event_of(const Course *course, int32_t i) noexcept nogil
 cdef bint shares_events(const Course *course, int32_t layer) noexcept nogil:
     """Whether the next layer's events stand for this one too. On a lane over PCIe an event between two copies costs as much as 200 KB,
     so layers of a few megabytes share them. Never the first layer, which somebody waits for, nor the last."""
-    cdef uint32_t paired = 1 << OUT_LANE | 1 << IN_LANE
+    cdef uint64_t pcie = bit(OUT_LANE) | bit(IN_LANE) | (bit(MAX_DEVICES) - 1) << RELAY_LANE
     if course.request.hook != NULL:
         return False
     if course.here == 0 and course.unmarked == 0:
         return course.share.taken == 0      # an event that is not recorded yet orders nothing
     if layer == 0 or layer == course.slot.n_layers - 1 or course.unmarked_bytes >= SHARED_BYTES:
         return False
-    return (course.here | course.unmarked) & ~paired == 0
+    return (course.here | course.unmarked) & ~pcie == 0
 
 
 cdef int64_t layer_bytes(const Course *course, int32_t layer) noexcept nogil:
@@ -303,7 +303,7 @@ cdef int call_hook(Course *course) noexcept nogil:
     cdef SlotDevice *share = course.share
     cdef DeviceLanes *device = course.device
     cdef int32_t layer = course.layer, i
-    cdef uint32_t bundles
+    cdef uint64_t bundles
     cdef int before = -1, told = 0
     cdef int status = OK
     cdef int code
@@ -311,9 +311,8 @@ cdef int call_hook(Course *course) noexcept nogil:
     if course.hooked == NULL and bundles == 0 and share.layer_lanes[layer] == 0:    # nothing of this ticket to come behind
         status = wait_before(course, device.hook)
     course.hook_lanes |= bundles | share.layer_lanes[layer]
-    for i in range(LANES):
-        if status == OK and (bundles >> i) & 1:
-            status = hook_waits(course, event_of(course, share.bundle_event[i]))
+    while status == OK and bundles != 0:
+        status = hook_waits(course, event_of(course, share.bundle_event[next_lane(&bundles)]))
     for i in range(share.first_event[layer], share.end_event[layer]):
         if status == OK:
             status = hook_waits(course, event_of(course, i))
@@ -341,7 +340,7 @@ cdef int call_hook(Course *course) noexcept nogil:
     status = record(device, course.hooked, device.hook, course.guard, course.error)
     share.first_event[layer] = share.taken
     share.taken += 1
-    share.end_event[layer], share.layer_lanes[layer] = share.taken, ~<uint32_t>0
+    share.end_event[layer], share.layer_lanes[layer] = share.taken, ~<uint64_t>0
     return status
 
 
@@ -376,15 +375,19 @@ cdef int show_extent(void *sink, const Extent *e) noexcept nogil:
 
 cdef void start_emission(Course *course) noexcept nogil:
     course.emission.take, course.emission.sink, course.emission.pending.rows = take_extent, course, 0
-    course.skip, course.lane = course.extent, -1
+    course.skip, course.lane, course.ring = course.extent, -1, NULL
 
 
 cdef int end_emission(Course *course) noexcept nogil:
     """What is pending goes, and what is in the ring. A lane's event stands for bytes from pageable memory only once they are on it."""
     cdef int status = emit_end(&course.emission)
     if status == OK:
-        status = ring_flush(course.copier, course.device, course.guard, course.error)
+        status = flush(course)
     return send_staged(course) if status == OK and course.staged and course.device.staging.inward else status
+
+
+cdef int flush(Course *course) noexcept nogil:
+    return OK if course.ring == NULL else ring_flush(course.copier, course.ring, course.guard, course.error)
 
 
 cdef int send_staged(Course *course) noexcept nogil:
@@ -401,28 +404,29 @@ cdef inline bint nothing_of(const Course *course, int32_t part) noexcept nogil:
             or course.plan.parts[part].device_number != course.share - course.slot.devices)
 
 
-cdef inline int32_t lane_of(int32_t route) noexcept nogil:
-    return (OUT_LANE if route == ROUTE_OUT or route == ROUTE_RING or route == ROUTE_UNSTAGE else
-            IN_LANE if route == ROUTE_IN or route == ROUTE_STAGE else HOST_LANE)
-
-
 cdef int go_to_lane(Course *course, int32_t part) noexcept nogil:
     """Makes the lane of a part's route the one that extents go to: the one that this layer took already, or the one to take now."""
-    cdef int32_t route = course.plan.parts[part].route
-    cdef int32_t n
+    cdef const PartRoute *way = &course.plan.parts[part]
+    cdef DeviceLanes *device = course.device
+    cdef int32_t n = way.lane
     cdef int status = OK
-    if route != ROUTE_LOCAL:
-        n = lane_of(route)
-    else:
+    if way.route == ROUTE_LOCAL:
         if course.local < 0:
             course.local = least_used(course)
         n = course.local
-    if n != course.lane or route != course.route:
+    if n != course.lane or way.route != course.route:
         status = end_emission(course)       # what is pending belongs to the lane before
-        course.lane, course.route = n, route
+        course.lane, course.route = n, way.route
+        course.ring = (&device.ring if way.route == ROUTE_RING else device.relays[way.other_number] if way.route == ROUTE_RELAY else
+                       NULL)
     if status == OK:
-        status = open_lane(course, IN_LANE if route == ROUTE_RING else n)
+        status = open_lane(course, IN_LANE if way.route == ROUTE_RING else n, first_lane(course))
     return status
+
+
+cdef inline Lane *first_lane(Course *course) noexcept nogil:
+    """Of the way that extents go now."""
+    return &course.device.lanes[course.lane] if course.ring == NULL else course.ring.first
 
 
 cdef int32_t least_used(const Course *course) noexcept nogil:
@@ -434,12 +438,12 @@ cdef int32_t least_used(const Course *course) noexcept nogil:
     return best
 
 
-cdef int open_lane(Course *course, int32_t n) noexcept nogil:
-    """Before a lane's first copy of this ticket. A ring's lane `out` needs nothing: it comes behind lane `in`."""
-    if (course.used >> n) & 1:
+cdef int open_lane(Course *course, int32_t n, Lane *lane) noexcept nogil:
+    """Before a lane's first copy of this ticket. A ring's second lane needs nothing: it comes behind the first."""
+    if course.used & bit(n):
         return OK
-    course.used |= <uint32_t>1 << n
-    return wait_before(course, lane_stream(&course.device.lanes[n]))
+    course.used |= bit(n)
+    return wait_before(course, lane_stream(lane))
 
 
 cdef int wait_before(Course *course, cudaStream_t stream) noexcept nogil:
@@ -474,7 +478,7 @@ cdef int wait_before(Course *course, cudaStream_t stream) noexcept nogil:
 cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
     cdef Course *course = <Course *>sink
     cdef bint staged
-    cdef Lane *lane = &course.device.lanes[IN_LANE if course.route == ROUTE_RING else course.lane]
+    cdef Lane *lane = first_lane(course)
     cdef int status
     if course.skip > 0:
         course.skip -= 1
@@ -486,9 +490,9 @@ cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
         return PAUSE
     status = take_staging(course) if staged else OK
     if status == OK:
-        status = lane_ready(course.copier, course.device, lane, course.guard, course.error)
-    if status == OK and course.route == ROUTE_RING:
-        status = ring_ready(course.device, course.guard, course.error)
+        status = lane_ready(course.device, lane, course.guard, course.error)
+    if status == OK and course.ring != NULL:
+        status = ring_ready(course.ring, course.guard, course.error)
     if status != OK:
         return status
     if not course.started:      # the next call is a copy
@@ -498,10 +502,9 @@ cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
     if course.into == 0:
         course.unmarked_bytes += extent.width * extent.rows
         course.queued[course.lane] += extent.width * extent.rows
-    course.here |= <uint32_t>1 << course.lane
-    course.routes |= <uint32_t>1 << course.route
-    if course.route == ROUTE_RING:
-        status = ring_copy(course.copier, course.device, extent, &course.into, course.budget, course.guard, course.error)
+    course.here |= bit(course.lane)
+    if course.ring != NULL:
+        status = ring_copy(course.copier, course.ring, extent, &course.into, course.budget, course.guard, course.error)
     elif staged:
         status = stage_copy(course.copier, course.device, extent, &course.into, course.budget, course.layer, course.guard, course.error)
     else:

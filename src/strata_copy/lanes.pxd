@@ -14,7 +14,7 @@ from posix.time cimport timespec
 
 from strata_copy.abi cimport Error
 from strata_copy.cudart cimport Guard, cudaEvent_t, cudaStream_t
-from strata_copy.plan cimport ROUTES, Extent, PlanData, Units
+from strata_copy.plan cimport MAX_DEVICES, Extent, PlanData, Units
 from strata_copy.states cimport MAX_TICKETS, TICKET_WORDS
 
 
@@ -45,8 +45,11 @@ cdef enum:
     OUT_LANE = LOCAL_LANES
     IN_LANE
     HOST_LANE
-    LANES                   # of one device
+    PEER_LANE               # to each other device by P2P
+    RELAY_LANE = PEER_LANE + MAX_DEVICES    # from each other device without it: the second hop
+    LANES = RELAY_LANE + MAX_DEVICES        # of one device; sets of lanes are bits of a uint64_t
     MAX_AFTER = 32          # waits of one request
+    PEER_CHUNKS = 8         # chunks of other lanes that a peer lane's chunk is: NVLink is as much faster, and the change of streams costs 6 us
     CELLS = 256             # words that tell the end of a ticket
     MAX_RING = 16           # slots of a ring
     RING_PIECES = 64        # pieces of one slot
@@ -55,24 +58,42 @@ cdef enum:
 # A way for one route's direction on one device, in order from its first copy to its last. Lanes `out` and `in` are a pair of
 # streams: after each chunk the other stream goes on, behind the chunk by event. A copy engine stays with a stream for as long as
 # that stream has copies ready, so the change of streams is where other copies get in. A local lane is one stream: copies within a
-# device hold no copy engine.
+# device hold no copy engine. Lanes between devices are made for pairs that a plan needs, each for one pair: what holds up copies from a
+# device to another one holds up no others.
 cdef struct Lane:
     cudaStream_t streams[2]
     cudaEvent_t chain[2]
     int32_t paired, turn        # turn: the stream that takes the next copy
-    int64_t in_chunk            # bytes since the last change of streams
+    int64_t chunk, in_chunk     # bytes after which a paired lane changes streams; bytes since it did
+    bint crosses                # it is a peer lane,
+    int32_t source, target      # between these devices, as ordinals
 
-# Chunks on the device, through which host memory is copied to host memory: lane `in` fills a slot, lane `out` empties it. What a slot
-# holds is queued on both lanes before anything else is, so tickets may share the ring.
+cdef struct DeviceLanes
+
+# The two-hop ring: one lane fills a slot, another one empties it. With chunks on a device it copies host memory to host memory, by the
+# device's lanes `in` and `out`; with pinned chunks it copies from a device to another one, by lanes of its own. What a slot holds is
+# queued on both lanes before anything else is, so tickets may share the ring.
 cdef struct Ring:
     char *memory
     int32_t slots, at           # at: the slot that is being filled
     int64_t slot_bytes, fill
+    DeviceLanes *filler         # the devices of the two lanes
+    DeviceLanes *emptier
+    Lane *first
+    Lane *second
+    Lane own                    # the first lane of a ring between devices
+    bint shares                 # what it holds at a time, it shares with other rings
     cudaEvent_t filled[MAX_RING]
     cudaEvent_t emptied[MAX_RING]
-    bint used[MAX_RING]         # emptied[i] was recorded and lane `in` is not behind it yet
+    bint used[MAX_RING]         # emptied[i] was recorded and the first lane is not behind it yet
     int32_t n
     Extent pieces[RING_PIECES]  # from the slot to where they go
+
+# How copies get from a device of the copier to another one.
+cdef enum Link:
+    LINK_NONE       # not yet: no plan needed it
+    LINK_PEER       # on the source's peer lane
+    LINK_RELAY      # through the target's ring
 
 # A chunk of pinned memory between a device and pageable memory (staging.pxd).
 cdef enum:
@@ -110,6 +131,8 @@ cdef struct DeviceLanes:
     cudaStream_t hook           # where a request's hook enqueues
     cudaEvent_t gates[MAX_AFTER]    # recorded on the streams that a request waits for
     Ring ring
+    int32_t links[MAX_DEVICES]  # to each device number
+    Ring *relays[MAX_DEVICES]   # from each device number, or NULL
     Staging staging
     uint64_t *cells             # on the device: cells[i] == i + 1
 
@@ -120,14 +143,15 @@ cdef struct Budget:
 
 # A ticket's share of one device. Events are numbers of Slot.events of the device.
 cdef struct SlotDevice:
-    bint used
+    bint used, involved         # involved: it carries something, or is at the other end of what another one carries
     int32_t taken               # events
     int32_t queued              # layers whose events are recorded; n_layers + 1: everything is queued
-    int32_t bundle_lane[ROUTES]     # of the bundles of each route, or -1
+    uint64_t bundle_lanes       # that bundles moved on, as bits
+    int32_t bundle_local        # the local one of them
     int32_t bundle_event[LANES]     # behind the bundles of a lane
     int32_t *first_event        # events [first_event[l], end_event[l]) are behind what moved with layer l,
     int32_t *end_event
-    uint32_t *layer_lanes       # on these lanes, as bits
+    uint64_t *layer_lanes       # on these lanes, as bits
     cudaEvent_t done            # behind everything
 
 # One ticket's place. Its events belong to it for as long as the copier is open.
@@ -142,6 +166,7 @@ cdef struct Slot:
     bint fed                    # the worker queues it
     bint touched, counted       # a copy call was made; the target's generation counts the ticket already
     int32_t calls               # copies that it holds places of streams for, where the caller queued them
+    int32_t relays              # rings between devices that it goes through
     PlanData *plan
     int32_t n_layers
     uint64_t depends[TICKET_WORDS]  # the slots of the earlier tickets that it comes behind
@@ -166,7 +191,10 @@ cdef struct CopierData:
     int32_t n_devices, n_slots, layer_events
     int32_t window              # chunks that a fed ticket has queued ahead on a device
     int32_t calls_in_flight     # copies of tickets that the callers queued
-    int64_t chunk               # bytes after which a paired lane changes streams
+    int32_t relays_in_flight    # rings between devices, for each ticket that goes through one
+    int32_t relay_slots         # of each such ring
+    int64_t relay_slot_bytes
+    int64_t chunk               # bytes after which a lane between device and host changes streams
     int64_t patience            # ns after which a ticket whose word is missing is asked for
     DeviceLanes *devices
     Slot slots[MAX_TICKETS]
@@ -181,18 +209,17 @@ cdef int32_t device_index(const CopierData *copier, int32_t device) noexcept nog
 # ends first; `into` says how far it is.
 cdef int lane_copy(const CopierData *copier, DeviceLanes *device, Lane *lane, const Extent *extent, int64_t *into, Budget *budget,
                    const Guard *guard, Error *error) noexcept nogil
-cdef int ring_copy(const CopierData *copier, DeviceLanes *device, const Extent *extent, int64_t *into, Budget *budget,
+cdef int ring_copy(const CopierData *copier, Ring *ring, const Extent *extent, int64_t *into, Budget *budget,
                    const Guard *guard, Error *error) noexcept nogil
 # A lane whose chunk is full changes streams. Done before each copy where it was not before.
-cdef int lane_ready(const CopierData *copier, DeviceLanes *device, Lane *lane, const Guard *guard, Error *error) noexcept nogil
-# Lane `in` waits for the slot that it fills next to be empty. Done by ring_copy where it was not before.
-cdef int ring_ready(DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil
+cdef int lane_ready(DeviceLanes *device, Lane *lane, const Guard *guard, Error *error) noexcept nogil
+# The first lane waits for the slot that it fills next to be empty. Done by ring_copy where it was not before.
+cdef int ring_ready(Ring *ring, const Guard *guard, Error *error) noexcept nogil
 # Sends on what the ring's slot holds: before anything else is queued.
-cdef int ring_flush(const CopierData *copier, DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil
+cdef int ring_flush(const CopierData *copier, Ring *ring, const Guard *guard, Error *error) noexcept nogil
 # One piece: that much of an extent, from byte `into` on, as one CUDA call can express; and onto a lane.
 cdef void cut(const Extent *extent, int64_t into, int64_t most, int64_t max_pitch, Extent *piece) noexcept nogil
-cdef int copy_piece(const CopierData *copier, DeviceLanes *device, Lane *lane, const Extent *piece, const Guard *guard,
-                    Error *error) noexcept nogil
+cdef int copy_piece(DeviceLanes *device, Lane *lane, const Extent *piece, const Guard *guard, Error *error) noexcept nogil
 cdef inline void spend(Budget *budget, int64_t *into, int64_t bytes) noexcept nogil:
     into[0] += bytes
     budget.bytes -= bytes
@@ -201,7 +228,9 @@ cdef inline cudaStream_t lane_stream(const Lane *lane) noexcept nogil:
     return lane.streams[lane.turn]
 cdef int record(const DeviceLanes *device, cudaEvent_t event, cudaStream_t stream, const Guard *guard, Error *error) noexcept nogil
 cdef int wait_event(const DeviceLanes *device, cudaStream_t stream, cudaEvent_t event, const Guard *guard, Error *error) noexcept nogil
-# Waits until nothing that was queued on a device's lanes runs any more: before a failure is told.
+# Takes the lowest lane out of a set that is not empty.
+cdef int32_t next_lane(uint64_t *lanes) noexcept nogil
+# Waits until nothing that was queued on a device's lanes runs any more, nor on the way to it: before a failure is told.
 cdef int device_drain(DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil
 
 # A sticky code of a call that is about no device: it may be any of them.

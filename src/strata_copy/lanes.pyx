@@ -1,13 +1,18 @@
 """Lanes and rings. Declared, with who owns what, in lanes.pxd."""
 
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from strata_copy.abi cimport FAILED, OK, POISONED, Error
 from strata_copy.atomics cimport load_i32, store_i32
-from strata_copy.cudart cimport Guard, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, is_sticky, rt
-from strata_copy.plan cimport Extent
+from strata_copy.cudart cimport (
+    Guard, cudaEvent_t, cudaMemcpy3DPeerParms, cudaMemcpyDefault, cudaStream_t, cuda_failed, is_sticky, rt,
+)
+from strata_copy.plan cimport MAX_DEVICES, Extent
+
+cdef extern from *:
+    int count_low_zeros "__builtin_ctzll"(unsigned long long) nogil
 
 cdef enum:
     ALIGNMENT = 512         # of pieces in a slot of a ring
@@ -29,56 +34,70 @@ cdef int lane_copy(const CopierData *copier, DeviceLanes *device, Lane *lane, co
     while into[0] < bytes:
         if budget.bytes <= 0 or budget.calls <= 0:
             return PAUSE
-        most = min(bytes_in(copier, lane), budget.bytes)
-        if extent.rows > 1 and extent.width <= copier.chunk:
+        most = min(bytes_in(lane), budget.bytes)
+        if extent.rows > 1 and extent.width <= lane.chunk:
             most = max(most, extent.width)      # rows stay whole
         cut(extent, into[0], most, device.max_pitch, &piece)
-        status = copy_piece(copier, device, lane, &piece, guard, error)
+        status = copy_piece(device, lane, &piece, guard, error)
         if status != OK:
             return status
         spend(budget, into, piece.width * piece.rows)
     return OK
 
 
-cdef int ring_copy(const CopierData *copier, DeviceLanes *device, const Extent *extent, int64_t *into, Budget *budget,
+cdef int ring_copy(const CopierData *copier, Ring *ring, const Extent *extent, int64_t *into, Budget *budget,
                    const Guard *guard, Error *error) noexcept nogil:
-    cdef int64_t bytes = extent.width * extent.rows, room
-    cdef Ring *ring = &device.ring
+    cdef int64_t bytes = extent.width * extent.rows, most = slot_room(copier, ring), room
+    cdef int64_t max_pitch = min(ring.filler.max_pitch, ring.emptier.max_pitch)
     cdef Extent piece
     cdef int status = OK
     while into[0] < bytes:
         if budget.bytes <= 0 or budget.calls <= 0:
             return PAUSE
-        room = ring.slot_bytes - ring.fill
-        if ring.n == RING_PIECES or room <= 0 or (room < extent.width <= ring.slot_bytes and extent.rows > 1):
-            status = ring_flush(copier, device, guard, error)
-            room = ring.slot_bytes
-        cut(extent, into[0], min(room, max(budget.bytes, ALIGNMENT)), device.max_pitch, &piece)
+        room = most - ring.fill
+        if ring.n == RING_PIECES or room <= 0 or (room < extent.width <= most and extent.rows > 1):
+            status = ring_flush(copier, ring, guard, error)
+            room = most
+        cut(extent, into[0], min(room, max(budget.bytes, ALIGNMENT)), max_pitch, &piece)
         if status == OK:
-            status = ring_fill(copier, device, &piece, guard, error)
+            status = ring_fill(ring, &piece, guard, error)
         if status != OK:
             return status
         spend(budget, into, piece.width * piece.rows)
     return OK
 
 
-cdef int ring_ready(DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
-    cdef Ring *ring = &device.ring
+cdef inline bint alone(const CopierData *copier, const Ring *ring) noexcept nogil:
+    return not ring.shares or copier.relays_in_flight <= 1
+
+
+cdef inline int64_t slot_room(const CopierData *copier, const Ring *ring) noexcept nogil:
+    """Bytes that a slot takes. Rings between devices are fastest while what they hold together stays in the processor's cache: where
+    several are in flight each takes two slots and half of each, or less."""
+    if alone(copier, ring):
+        return ring.slot_bytes
+    return max(min(ring.slot_bytes // 2, ring.slots * ring.slot_bytes // (2 * copier.relays_in_flight)) & ~<int64_t>(ALIGNMENT - 1),
+               <int64_t>ALIGNMENT)
+
+
+cdef inline int32_t depth(const CopierData *copier, const Ring *ring) noexcept nogil:
+    return ring.slots if alone(copier, ring) else min(ring.slots, 2)
+
+
+cdef int ring_ready(Ring *ring, const Guard *guard, Error *error) noexcept nogil:
     cdef int status
     if not ring.used[ring.at]:
         return OK
-    status = wait_event(device, lane_stream(&device.lanes[IN_LANE]), ring.emptied[ring.at], guard, error)
+    status = wait_event(ring.filler, lane_stream(ring.first), ring.emptied[ring.at], guard, error)
     if status == OK:
         ring.used[ring.at] = False
     return status
 
 
-cdef int ring_fill(const CopierData *copier, DeviceLanes *device, const Extent *piece, const Guard *guard, Error *error) noexcept nogil:
-    """The first hop of a piece, from host memory into the slot."""
-    cdef Ring *ring = &device.ring
-    cdef Lane *lane = &device.lanes[IN_LANE]
+cdef int ring_fill(Ring *ring, const Extent *piece, const Guard *guard, Error *error) noexcept nogil:
+    """The first hop of a piece, into the slot."""
     cdef Extent hop = piece[0]
-    cdef int status = ring_ready(device, guard, error)
+    cdef int status = ring_ready(ring, guard, error)
     if status != OK:
         return status
     hop.target = ring.memory + ring.at * ring.slot_bytes + ring.fill
@@ -87,29 +106,27 @@ cdef int ring_fill(const CopierData *copier, DeviceLanes *device, const Extent *
     ring.pieces[ring.n].source, ring.pieces[ring.n].source_pitch = hop.target, hop.width
     ring.n += 1
     ring.fill += (hop.width * hop.rows + ALIGNMENT - 1) & ~<int64_t>(ALIGNMENT - 1)
-    return copy_piece(copier, device, lane, &hop, guard, error)
+    return copy_piece(ring.filler, ring.first, &hop, guard, error)
 
 
-cdef int ring_flush(const CopierData *copier, DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
+cdef int ring_flush(const CopierData *copier, Ring *ring, const Guard *guard, Error *error) noexcept nogil:
     """The second hop of all pieces in the slot."""
-    cdef Ring *ring = &device.ring
-    cdef Lane *lane = &device.lanes[OUT_LANE]
     cdef int32_t i
     cdef int status
     if ring.n == 0:
         return OK
-    status = record(device, ring.filled[ring.at], lane_stream(&device.lanes[IN_LANE]), guard, error)
+    status = record(ring.filler, ring.filled[ring.at], lane_stream(ring.first), guard, error)
     if status == OK:
-        status = wait_event(device, lane_stream(lane), ring.filled[ring.at], guard, error)
+        status = wait_event(ring.emptier, lane_stream(ring.second), ring.filled[ring.at], guard, error)
     for i in range(ring.n):
         if status == OK:
-            status = copy_piece(copier, device, lane, &ring.pieces[i], guard, error)
+            status = copy_piece(ring.emptier, ring.second, &ring.pieces[i], guard, error)
     if status == OK:
-        status = record(device, ring.emptied[ring.at], lane_stream(lane), guard, error)
+        status = record(ring.emptier, ring.emptied[ring.at], lane_stream(ring.second), guard, error)
     if status != OK:
         return status
     ring.used[ring.at] = True
-    ring.at = (ring.at + 1) % ring.slots
+    ring.at = (ring.at + 1) % depth(copier, ring)
     ring.n, ring.fill = 0, 0
     return OK
 
@@ -129,20 +146,21 @@ cdef void cut(const Extent *extent, int64_t into, int64_t most, int64_t max_pitc
         piece.width = min(extent.width - column, most)
 
 
-cdef inline int64_t bytes_in(const CopierData *copier, const Lane *lane) noexcept nogil:
+cdef inline int64_t bytes_in(const Lane *lane) noexcept nogil:
     """Bytes that the lane takes before it changes streams."""
-    cdef int64_t left = copier.chunk - lane.in_chunk
+    cdef int64_t left = lane.chunk - lane.in_chunk
     if not lane.paired:
         return <int64_t>1 << 62
-    return left if left > 0 else copier.chunk
+    return left if left > 0 else lane.chunk
 
 
-cdef int copy_piece(const CopierData *copier, DeviceLanes *device, Lane *lane, const Extent *piece, const Guard *guard,
-                    Error *error) noexcept nogil:
-    cdef int code = lane_ready(copier, device, lane, guard, error)
+cdef int copy_piece(DeviceLanes *device, Lane *lane, const Extent *piece, const Guard *guard, Error *error) noexcept nogil:
+    cdef int code = lane_ready(device, lane, guard, error)
     if code != OK:
         return code
     lane.in_chunk += piece.width * piece.rows
+    if lane.crosses:
+        return cross(device, lane, piece, guard, error)
     if piece.rows == 1:
         code = rt.cudaMemcpyAsync(piece.target, piece.source, piece.width, cudaMemcpyDefault, lane_stream(lane))
         if code != 0:
@@ -155,8 +173,25 @@ cdef int copy_piece(const CopierData *copier, DeviceLanes *device, Lane *lane, c
     return OK
 
 
-cdef int lane_ready(const CopierData *copier, DeviceLanes *device, Lane *lane, const Guard *guard, Error *error) noexcept nogil:
-    return change_streams(device, lane, guard, error) if lane.paired and lane.in_chunk >= copier.chunk else OK
+cdef int cross(DeviceLanes *device, Lane *lane, const Extent *piece, const Guard *guard, Error *error) noexcept nogil:
+    """From device to device, by the calls that name both: those that do not fail for some kinds of memory (alpaka-group/alpaka#1909)."""
+    cdef cudaMemcpy3DPeerParms rows
+    cdef int code
+    if piece.rows == 1:
+        code = rt.cudaMemcpyPeerAsync(piece.target, lane.target, piece.source, lane.source, piece.width, lane_stream(lane))
+        return OK if code == 0 else cuda_failed(FAILED, code, "cudaMemcpyPeerAsync", device.device, guard, error)
+    memset(&rows, 0, sizeof(rows))
+    rows.srcPtr.ptr, rows.srcPtr.pitch, rows.srcDevice = <void *>piece.source, piece.source_pitch, lane.source
+    rows.dstPtr.ptr, rows.dstPtr.pitch, rows.dstDevice = piece.target, piece.target_pitch, lane.target
+    rows.srcPtr.xsize = rows.dstPtr.xsize = rows.extent.width = piece.width
+    rows.srcPtr.ysize = rows.dstPtr.ysize = rows.extent.height = piece.rows
+    rows.extent.depth = 1
+    code = rt.cudaMemcpy3DPeerAsync(&rows, lane_stream(lane))
+    return OK if code == 0 else cuda_failed(FAILED, code, "cudaMemcpy3DPeerAsync", device.device, guard, error)
+
+
+cdef int lane_ready(DeviceLanes *device, Lane *lane, const Guard *guard, Error *error) noexcept nogil:
+    return change_streams(device, lane, guard, error) if lane.paired and lane.in_chunk >= lane.chunk else OK
 
 
 cdef int change_streams(DeviceLanes *device, Lane *lane, const Guard *guard, Error *error) noexcept nogil:
@@ -188,16 +223,29 @@ cdef int wait_event(const DeviceLanes *device, cudaStream_t stream, cudaEvent_t 
 cdef int device_drain(DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
     """Synchronizes every stream of the device: nothing of ours may run when a failure is told. A stream that cannot be waited for
     may still write, so the device counts as poisoned then."""
+    cdef Ring *relay
     cdef int n, s
     for n in range(LANES):
         for s in range(2 if device.lanes[n].paired else 1):
             if drain_stream(device, device.lanes[n].streams[s], guard, error) != OK:
                 return POISONED
-    device.ring.n, device.ring.fill = 0, 0
-    memset(device.ring.used, 0, sizeof(device.ring.used))
+    empty_ring(&device.ring)
+    for n in range(MAX_DEVICES):
+        relay = device.relays[n]
+        for s in range(2 if relay != NULL else 0):
+            if drain_stream(relay.filler, relay.own.streams[s], guard, error) != OK:
+                store_i32(&device.poisoned, error.cuda_code)
+                return POISONED
+        if relay != NULL:
+            empty_ring(relay)
     if drain_stream(device, device.hook, guard, error) != OK:
         return POISONED
     return drain_stream(device, device.finish, guard, error)
+
+
+cdef void empty_ring(Ring *ring) noexcept nogil:
+    ring.n, ring.fill = 0, 0
+    memset(ring.used, 0, sizeof(ring.used))
 
 
 cdef int drain_stream(DeviceLanes *device, cudaStream_t stream, const Guard *guard, Error *error) noexcept nogil:
@@ -213,6 +261,12 @@ cdef int drain_stream(DeviceLanes *device, cudaStream_t stream, const Guard *gua
         store_i32(&device.poisoned, code)
         return cuda_failed(POISONED, code, "cudaStreamSynchronize", device.device, guard, error)
     return OK
+
+
+cdef int32_t next_lane(uint64_t *lanes) noexcept nogil:
+    cdef int32_t n = count_low_zeros(lanes[0])
+    lanes[0] &= lanes[0] - 1
+    return n
 
 
 cdef void poison_all(CopierData *copier, int32_t code) noexcept nogil:

@@ -27,6 +27,11 @@ cdef enum:
     LIMIT_NS = 2000000000       # of each copy: a way that hangs never ends
     HUNG = 16                   # statuses of our own
     WRONG = 17
+    MAX_HUNG = 16
+
+# Ordinals. Where the list is full, every device counts.
+cdef int32_t hung[MAX_HUNG]
+cdef int32_t n_hung = 0
 
 
 class PeerLink(NamedTuple):
@@ -58,7 +63,7 @@ def link(int source, int target):
     which takes about a tenth of a second, and 192 MiB of memory meanwhile.
 
     Raises ValueError where both are one device, Poisoned where a device fails for good, Refused where CUDA cannot be asked at all."""
-    global _configuration
+    global _configuration, n_hung
     cdef Prover prover
     require_runtime()
     if source == target:
@@ -69,6 +74,7 @@ def link(int source, int target):
         if _configuration != host_runtime.configuration():
             _configuration = host_runtime.configuration()
             _proofs.clear()
+            n_hung = 0
         found = _proofs.get((source, target))
         if found is None:
             prover = Prover()
@@ -105,6 +111,14 @@ cdef class Prover(OnThread):
     def work(self):
         with nogil:
             prove_peer(&self.proof, self.sizes, self.n_sizes, &self.error)
+
+
+cdef bint peer_hangs(int32_t device) noexcept nogil:
+    cdef int32_t i
+    for i in range(n_hung):
+        if device < 0 or hung[i] == device or n_hung == MAX_HUNG:
+            return True
+    return False
 
 
 # ---- the proof
@@ -144,7 +158,12 @@ cdef int prove(Trial *trial, PeerProof *proof, const int64_t *sizes, int32_t n_s
     """OK where something is known of the pair, or the status of a call that failed."""
     cdef int can = 0
     cdef bint ours = False
-    cdef int status = called(trial, rt.cudaDeviceCanAccessPeer(&can, proof.source, proof.target), "cudaDeviceCanAccessPeer", 0)
+    cdef int32_t i
+    cdef int status
+    for i in range(2):
+        if peer_hangs(trial.devices[i]):
+            return say(proof, PEER_NONE, "P2P from device %d to device %d was not tried: a copy to or from one of them hangs")
+    status = called(trial, rt.cudaDeviceCanAccessPeer(&can, proof.source, proof.target), "cudaDeviceCanAccessPeer", 0)
     if status != OK:
         return status
     if not can:
@@ -156,12 +175,22 @@ cdef int prove(Trial *trial, PeerProof *proof, const int64_t *sizes, int32_t n_s
     if status == OK:
         status = try_sizes(trial, proof, sizes, n_sizes)
     if status == HUNG:          # whatever it uses may not be touched any more, and no call may wait for it
+        note_hung(trial)
         return OK
     if status != POISONED:
         status = worse(status, give_back(trial))
     if ours and status != POISONED and proof.state != PEER_P2P:
         status = worse(status, disable(trial))
     return OK if status == WRONG else status
+
+
+cdef void note_hung(const Trial *trial) noexcept nogil:
+    global n_hung
+    cdef int32_t i
+    for i in range(2):
+        if n_hung < MAX_HUNG:
+            hung[n_hung] = trial.devices[i]
+            n_hung += 1
 
 
 cdef int enable(Trial *trial, PeerProof *proof, bint *ours) noexcept nogil:

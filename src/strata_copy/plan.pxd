@@ -4,7 +4,7 @@ A copy's way goes on from here to lanes.pyx: `units_to_move` says which units of
 `emit_bundle` and `emit_part` hand them over as extents, in order, neighbours merged.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from strata_copy.abi cimport STATE, Error, PartSpec, PlaceSpec, Request
 from strata_copy.lineage cimport MAX_KIN, Known
@@ -23,6 +23,8 @@ cdef enum Route:
     ROUTE_UNSTAGE   # device to pageable memory, through pinned chunks
     ROUTE_STAGE     # pageable memory to a device, likewise
     ROUTE_HOST      # host memory to host memory where one is pageable: the driver copies, and holds the caller
+    ROUTE_PEER      # device to device by P2P, carried by the source
+    ROUTE_RELAY     # device to device without it, in two hops through pinned chunks; carried by the target
     ROUTES
 
 # One rectangle of bytes: `rows` of `width`, `target_pitch` and `source_pitch` apart.
@@ -34,7 +36,9 @@ cdef struct Extent:
 # Where a part goes.
 cdef struct PartRoute:
     int32_t route, device
-    int32_t device_number       # of the copier that carries it
+    int32_t other               # the device at the other end of PEER and RELAY, else -1
+    int32_t device_number, other_number     # of the copier that carries it
+    int32_t lane                # of the device; LOCAL: the first of those that it may take
     StateData *source
 
 # Small parts of many layers, or their patches, that lie evenly spaced on both sides: they move in one copy before the first layer.
@@ -58,8 +62,8 @@ cdef struct PlanData:
     int32_t n_bundles
     int32_t *part_bundle        # for each part the bundle that it may move in, or -1
     int32_t *patch_bundle       # the same for its patch
-    uint8_t *early              # for each layer and device number the routes of its parts that move in bundles, as bits
-    int32_t n_events            # events that a ticket of this plan takes at most: one for each layer and route in it
+    uint64_t *early             # for each layer and device number the lanes of its parts that move in bundles, as bits
+    int32_t n_events            # events that a ticket of this plan takes at most: one for each layer and way in it
     uint64_t copier             # the number of the copier that it was made for
 
 # Takes one extent; a status other than OK ends the emission.
@@ -92,8 +96,8 @@ cdef inline int64_t bank_of(const int64_t *banks, const PartSpec *part, const Pl
 cdef inline int64_t bytes_of(const PartSpec *part, const Units *units) noexcept nogil:
     return (units.sinks + units.end - units.first) * part.growth.unit_bytes * part.rep
 
-# Once the parts have their device numbers: fills `early`.
-cdef void note_early(PlanData *plan) noexcept nogil
+# Once the parts have their routes and lanes: fills what follows from them, the bundles and n_events. Once for a plan.
+cdef void plan_settle(PlanData *plan) noexcept nogil
 # Whether a part moves in a bundle, before its layer.
 cdef bint moves_early(const PlanData *plan, int32_t part) noexcept nogil
 cdef int emit_bundle(Emission *emission, const PlanData *plan, const Request *request, const Bundle *bundle,

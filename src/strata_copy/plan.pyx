@@ -1,6 +1,6 @@
 """Plans. The C side is declared in plan.pxd; the growth formulas are in layout.pyx, places in states.pyx."""
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp
 
@@ -29,7 +29,7 @@ cdef PlanData *plan_new(StateData **sources, int32_t n_sources, StateData *targe
         plan.bundles = <Bundle *>calloc(2 * target.layout.n_parts, sizeof(Bundle))
         plan.part_bundle = <int32_t *>calloc(target.layout.n_parts, sizeof(int32_t))
         plan.patch_bundle = <int32_t *>calloc(target.layout.n_parts, sizeof(int32_t))
-        plan.early = <uint8_t *>calloc(target.layout.n_layers, MAX_DEVICES)
+        plan.early = <uint64_t *>calloc(target.layout.n_layers, MAX_DEVICES * sizeof(uint64_t))
     if (plan == NULL or plan.parts == NULL or plan.bundles == NULL or plan.part_bundle == NULL or plan.patch_bundle == NULL
             or plan.early == NULL):
         free_plan(plan)
@@ -43,8 +43,6 @@ cdef PlanData *plan_new(StateData **sources, int32_t n_sources, StateData *targe
         state_hold(sources[i])
     plan.n_sources = n_sources
     if check_states(plan, error) == OK and choose_routes(plan, source_of_group, error) == OK:
-        choose_bundles(plan)
-        plan.n_events = count_ways(plan)
         return plan
     plan_drop(plan)
     return NULL
@@ -131,14 +129,16 @@ cdef int64_t count_bytes(const LayoutData *layout, const Units *units) noexcept 
     return bytes
 
 
-cdef void note_early(PlanData *plan) noexcept nogil:
+cdef void plan_settle(PlanData *plan) noexcept nogil:
     cdef const LayoutData *layout = plan.target.layout
     cdef int32_t layer, k, part
+    choose_bundles(plan)
+    plan.n_events = count_ways(plan)
     for layer in range(layout.n_layers):
         for k in range(layout.first[layer], layout.first[layer + 1]):
             part = layout.order[k]
             if in_bundle(plan, plan.part_bundle[part]) or in_bundle(plan, plan.patch_bundle[part]):
-                plan.early[layer * MAX_DEVICES + plan.parts[part].device_number] |= 1 << plan.parts[part].route
+                plan.early[layer * MAX_DEVICES + plan.parts[part].device_number] |= <uint64_t>1 << plan.parts[part].lane
 
 
 cdef bint moves_early(const PlanData *plan, int32_t part) noexcept nogil:
@@ -399,13 +399,12 @@ cdef int choose_routes(PlanData *plan, const int32_t *source_of_group, Error *er
         part = &plan.parts[i]
         part.source = plan.sources[0 if source_of_group == NULL else source_of_group[layout.parts[i].group]]
         from_, to = &part.source.places[i], &plan.target.places[i]
-        part.device = to.device if to.kind == DEVICE else from_.device
-        if from_.kind == DEVICE and to.kind == DEVICE:
+        part.device, part.other = to.device if to.kind == DEVICE else from_.device, -1
+        if from_.kind == DEVICE and to.kind == DEVICE and from_.device != to.device:
+            part.route = ROUTE_PEER         # the copier may not have it: then it is ROUTE_RELAY
+            part.device, part.other = from_.device, to.device
+        elif from_.kind == DEVICE and to.kind == DEVICE:
             part.route = ROUTE_LOCAL
-            if from_.device != to.device:
-                error.part, error.layer, error.wanted, error.found = i, layout.parts[i].layer, from_.device, to.device
-                return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d: from device %d to device %d, which is not "
-                               "done by this release", layout.parts[i].name, layout.parts[i].layer, from_.device, to.device)
         elif from_.kind == DEVICE:
             part.route = ROUTE_UNSTAGE if to.kind == PAGEABLE else ROUTE_OUT
         elif to.kind == DEVICE:
@@ -419,6 +418,10 @@ cdef int choose_routes(PlanData *plan, const int32_t *source_of_group, Error *er
                 error.part, error.layer = i, layout.parts[i].layer
                 return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d comes from pageable memory, its patch from a "
                                "device, which is not done by this release", layout.parts[i].name, layout.parts[i].layer)
+            if part.route == ROUTE_PEER and from_.kind != DEVICE:
+                error.part, error.layer = i, layout.parts[i].layer
+                return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d goes from device to device, its patch comes "
+                               "from host memory, which is not done by this release", layout.parts[i].name, layout.parts[i].layer)
             if from_.kind == DEVICE and from_.device != part.device:
                 error.part, error.layer, error.wanted, error.found = i, layout.parts[i].layer, part.device, from_.device
                 return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d: its patch comes from device %d, it goes over "
@@ -475,7 +478,7 @@ cdef bint alike(const PlanData *plan, int32_t a, int32_t b, bint patches) noexce
     cdef int32_t source_a = source_of(layout, a, patches), source_b = source_of(layout, b, patches)
     return (x.needed_by < y.needed_by and x.group == y.group and memcmp(&x.growth, &y.growth, sizeof(Growth)) == 0 and y.rep == 1
             and layout.parts[source_a].growth.rule == layout.parts[source_b].growth.rule
-            and plan.parts[a].route == plan.parts[b].route and plan.parts[a].device == plan.parts[b].device
+            and same_way(&plan.parts[a], &plan.parts[b])
             and evenly_placed(plan.target, a, plan.target, b)
             and evenly_placed(plan.parts[a].source, source_a, plan.parts[b].source, source_b))
 
@@ -495,12 +498,16 @@ cdef inline int64_t distance(const StateData *state_a, int32_t a, const StateDat
     return <char *>state_b.places[b].base - <char *>state_a.places[a].base
 
 
+cdef inline bint same_way(const PartRoute *a, const PartRoute *b) noexcept nogil:
+    return a.route == b.route and a.device == b.device and a.other == b.other
+
+
 cdef inline bint in_bundle(const PlanData *plan, int32_t bundle) noexcept nogil:
     return bundle >= 0 and plan.bundles[bundle].count > 1
 
 
 cdef int32_t count_ways(const PlanData *plan) noexcept nogil:
-    """How often a layer uses a route of a device, and the bundles before them: each time ends with an event."""
+    """How often a layer uses a way, and the bundles before them: each time ends with an event."""
     cdef const LayoutData *layout = plan.target.layout
     cdef const PartRoute *a
     cdef const PartRoute *b
@@ -510,7 +517,7 @@ cdef int32_t count_ways(const PlanData *plan) noexcept nogil:
             a = &plan.parts[layout.order[k]]
             for j in range(layout.first[layer], k):
                 b = &plan.parts[layout.order[j]]
-                if a.route == b.route and a.device == b.device:
+                if same_way(a, b):
                     break
             else:
                 ways += 1

@@ -61,7 +61,7 @@ cdef int stage_piece(const CopierData *copier, DeviceLanes *device, StageChunk *
     first.target_pitch = second.source_pitch = piece.width
     chunk.n += 1
     chunk.fill += (piece.width * piece.rows + 511) & ~<int64_t>511
-    return OK if staging.inward else copy_piece(copier, device, &device.lanes[OUT_LANE], first, guard, error)
+    return OK if staging.inward else copy_piece(device, &device.lanes[OUT_LANE], first, guard, error)
 
 
 cdef int stage_flush(DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
@@ -137,7 +137,7 @@ cdef int send(const CopierData *copier, DeviceLanes *device, StageChunk *chunk, 
     cdef int status = OK
     for i in range(chunk.n):
         if status == OK:
-            status = copy_piece(copier, device, lane, &chunk.from_chunk[i], guard, error)
+            status = copy_piece(device, lane, &chunk.from_chunk[i], guard, error)
     if status == OK:
         status = record(device, chunk.event, lane_stream(lane), guard, error)
     if status == OK:

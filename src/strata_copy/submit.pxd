@@ -1,6 +1,6 @@
 """Submit: a request becomes a ticket, and copies on lanes: at once by the caller, or fed by the worker."""
 
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from strata_copy.abi cimport Error, Request, Ticket
 from strata_copy.cudart cimport Guard
@@ -18,7 +18,8 @@ cdef struct Submission:
     Guard guard
     Error *error
     int64_t bytes, chunks, calls    # that move; `chunks` of the busiest device
-    uint32_t devices            # those that something moves on, as bits
+    uint32_t devices, others    # those that something moves on, as bits; those at the other end
+    int32_t relays              # rings between devices that it goes through
     bint staged                 # some of it goes through staging
     Known known                 # what the lineages let it leave out
     bint behind_fed             # it comes behind a ticket that is not queued to its end

@@ -18,11 +18,12 @@ from strata_copy.cudart cimport clear, guard_enter, guard_leave, outcome
 from strata_copy.images cimport image_written
 from strata_copy.kinship cimport handed_on
 from strata_copy.lanes cimport (
-    CELLS, Budget, CopierData, DeviceLanes, Slot, device_index, now, pthread_mutex_lock, pthread_mutex_unlock, record,
+    CELLS, HOST_LANE, IN_LANE, LINK_RELAY, OUT_LANE, PEER_CHUNKS, PEER_LANE, RELAY_LANE, Budget, CopierData, DeviceLanes, Slot, device_index, now, pthread_mutex_lock, pthread_mutex_unlock, record,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
-    MAX_DEVICES, ROUTE_LOCAL, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, PlanData, Units, bytes_of, note_early, plan_hold, units_to_move,
+    MAX_DEVICES, ROUTE_IN, ROUTE_LOCAL, ROUTE_OUT, ROUTE_PEER, ROUTE_RELAY, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, PartRoute, PlanData,
+    Units, bytes_of, plan_hold, plan_settle, units_to_move,
 )
 from strata_copy.states cimport TICKET_WORDS, StateData
 from strata_copy.tickets cimport QUEUING, give_up, of_hook, queued_to_end, sweep
@@ -117,14 +118,17 @@ cdef int measure(Submission *s) noexcept nogil:
     cdef const LayoutData *layout = s.plan.target.layout
     cdef int64_t bytes[MAX_DEVICES]
     cdef int64_t calls[MAX_DEVICES]
+    cdef uint32_t relayed[MAX_DEVICES]
+    cdef const PartRoute *part
     cdef const Units *units
     cdef int64_t size
     cdef int32_t i, d
     for d in range(s.copier.n_devices):
-        bytes[d] = calls[d] = 0
+        bytes[d] = calls[d] = relayed[d] = 0
     for i in range(layout.n_parts):
         units = &s.copier.units[i]
-        d = s.plan.parts[i].device_number
+        part = &s.plan.parts[i]
+        d = part.device_number
         if s.request.hook != NULL:          # which is told of every device of the plan
             s.devices |= <uint32_t>1 << d
         if units.first == units.end:
@@ -132,12 +136,20 @@ cdef int measure(Submission *s) noexcept nogil:
         s.devices |= <uint32_t>1 << d
         size = bytes_of(&layout.parts[i], units)
         calls[d] += layout.parts[i].rep if layout.parts[i].rep > 1 else 1
-        s.staged = s.staged or s.plan.parts[i].route == ROUTE_STAGE or s.plan.parts[i].route == ROUTE_UNSTAGE
-        if s.plan.parts[i].route != ROUTE_LOCAL:
+        s.staged = s.staged or part.route == ROUTE_STAGE or part.route == ROUTE_UNSTAGE
+        if part.other >= 0:
+            s.others |= <uint32_t>1 << part.other_number
+        if part.route == ROUTE_PEER:        # so fast that it is never long
+            calls[d] += size // (PEER_CHUNKS * s.copier.chunk)
+        elif part.route != ROUTE_LOCAL:
             bytes[d] += size
             calls[d] += size // s.copier.chunk
-            if s.plan.parts[i].route == ROUTE_RING:
+            if part.route == ROUTE_RING:
                 calls[d] += 2 * size // s.copier.devices[d].ring.slot_bytes
+            elif part.route == ROUTE_RELAY:
+                calls[d] += 4 * size // s.copier.relay_slot_bytes
+                s.relays += not (relayed[d] >> part.other_number) & 1
+                relayed[d] |= <uint32_t>1 << part.other_number
     for d in range(s.copier.n_devices):
         s.calls += calls[d]
         s.chunks = max(s.chunks, bytes[d] // s.copier.chunk, calls[d] // CALLS_OF_A_CHUNK)
@@ -197,14 +209,17 @@ cdef Slot *take_slot(Submission *s, int64_t started) noexcept nogil:
     slot.released = slot.reported = slot.layers_queued = slot.verdict = 0
     slot.touched = slot.counted = slot.fed = False
     slot.calls, slot.queued_bytes = 0, 0
+    slot.relays = s.relays
+    s.copier.relays_in_flight += s.relays
     store_i64(&slot.landed, 0)
     slot.uses += 1
     slot.word = 1 + slot.uses % CELLS
     for d in range(s.copier.n_devices):
         slot.devices[d].used = (s.devices >> d) & 1
+        slot.devices[d].involved = ((s.devices | s.others) >> d) & 1
         slot.devices[d].taken = slot.devices[d].queued = 0
         if slot.devices[d].used:
-            memset(slot.devices[d].bundle_lane, -1, sizeof(slot.devices[d].bundle_lane))
+            slot.devices[d].bundle_lanes = 0
             memset(slot.devices[d].first_event, 0, n_layers * sizeof(int32_t))
             memset(slot.devices[d].end_event, 0, n_layers * sizeof(int32_t))
         store_u64(&slot.words[d], 0)
@@ -304,30 +319,56 @@ cdef int adopt_locked(CopierData *copier, PlanData *plan, Error *error) noexcept
     cdef const LayoutData *layout = plan.target.layout
     cdef int32_t i
     cdef int status
+    for i in range(layout.n_parts):
+        status = find_way(copier, &plan.parts[i], layout, i, error)
+        if status != OK:
+            return status
+    plan_settle(plan)
     if plan.n_events > copier.layer_events:
         error.wanted, error.found = plan.n_events, copier.layer_events
         return outcome(error, REFUSED, REASON_CAPACITY, "%d layer events are needed; the copier was opened with layer_events=%d",
                        plan.n_events, copier.layer_events)
-    for i in range(layout.n_parts):
-        if plan.parts[i].device == -1:
-            plan.parts[i].device = copier.devices[0].device
-        plan.parts[i].device_number = device_index(copier, plan.parts[i].device)
-        if plan.parts[i].device_number < 0:
-            error.part, error.layer, error.device = i, layout.parts[i].layer, plan.parts[i].device
-            return outcome(error, REFUSED, REASON_PLACE, "part '%s' of layer %d is on device %d, which the copier has not open",
-                           layout.parts[i].name, layout.parts[i].layer, plan.parts[i].device)
-        if plan.parts[i].route == ROUTE_RING and copier.devices[plan.parts[i].device_number].ring.slots == 0:
-            error.part, error.layer, error.device = i, layout.parts[i].layer, plan.parts[i].device
-            return outcome(error, REFUSED, REASON_CAPACITY, "part '%s' of layer %d goes from pinned to pinned memory, through a ring on "
-                           "device %d; the copier was opened with device_memory=0", layout.parts[i].name, layout.parts[i].layer,
-                           plan.parts[i].device)
-        if ((plan.parts[i].route == ROUTE_STAGE or plan.parts[i].route == ROUTE_UNSTAGE)
-                and copier.devices[plan.parts[i].device_number].staging.slots == 0):
-            error.part, error.layer, error.device = i, layout.parts[i].layer, plan.parts[i].device
-            return outcome(error, REFUSED, REASON_CAPACITY, "part '%s' of layer %d goes between device %d and pageable memory, through "
-                           "pinned chunks; the copier was opened with pinned_memory=0", layout.parts[i].name, layout.parts[i].layer,
-                           plan.parts[i].device)
-    note_early(plan)
     plan.copier = copier.number
     status = copier_reserve(copier, layout.n_parts, error)
     return status if status != OK else worker_reserve(layout.n_parts, error)
+
+
+cdef int find_way(const CopierData *copier, PartRoute *part, const LayoutData *layout, int32_t i, Error *error) noexcept nogil:
+    """The copier's own devices, lanes and rings for a part's route."""
+    cdef const DeviceLanes *device
+    if part.device == -1:
+        part.device = copier.devices[0].device
+    part.device_number, part.other_number = device_index(copier, part.device), -1
+    if part.other >= 0:
+        part.other_number = device_index(copier, part.other)
+    if part.device_number < 0 or (part.other >= 0 and part.other_number < 0):
+        error.part, error.layer, error.device = i, layout.parts[i].layer, part.device if part.device_number < 0 else part.other
+        return outcome(error, REFUSED, REASON_PLACE, "part '%s' of layer %d is on device %d, which the copier has not open",
+                       layout.parts[i].name, layout.parts[i].layer, error.device)
+    if part.route == ROUTE_PEER and copier.devices[part.device_number].links[part.other_number] == LINK_RELAY:
+        part.route = ROUTE_RELAY
+        part.device, part.other = part.other, part.device
+        part.device_number, part.other_number = part.other_number, part.device_number
+    device = &copier.devices[part.device_number]
+    part.lane = lane_of(part)
+    if part.route == ROUTE_RING and device.ring.slots == 0:
+        error.part, error.layer, error.device = i, layout.parts[i].layer, part.device
+        return outcome(error, REFUSED, REASON_CAPACITY, "part '%s' of layer %d goes from pinned to pinned memory, through a ring on "
+                       "device %d; the copier was opened with device_memory=0", layout.parts[i].name, layout.parts[i].layer,
+                       part.device)
+    if (part.route == ROUTE_STAGE or part.route == ROUTE_UNSTAGE) and device.staging.slots == 0:
+        error.part, error.layer, error.device = i, layout.parts[i].layer, part.device
+        return outcome(error, REFUSED, REASON_CAPACITY, "part '%s' of layer %d goes between device %d and pageable memory, through "
+                       "pinned chunks; the copier was opened with pinned_memory=0", layout.parts[i].name, layout.parts[i].layer,
+                       part.device)
+    return OK
+
+
+cdef inline int32_t lane_of(const PartRoute *part) noexcept nogil:
+    if part.route == ROUTE_PEER:
+        return PEER_LANE + part.other_number
+    if part.route == ROUTE_RELAY:
+        return RELAY_LANE + part.other_number
+    return (0 if part.route == ROUTE_LOCAL else
+            OUT_LANE if part.route == ROUTE_OUT or part.route == ROUTE_RING or part.route == ROUTE_UNSTAGE else
+            IN_LANE if part.route == ROUTE_IN or part.route == ROUTE_STAGE else HOST_LANE)

@@ -1,6 +1,6 @@
 """Tickets. Declared, with what a ticket is, in tickets.pxd."""
 
-from libc.stdint cimport INT32_MIN, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MIN, int32_t, int64_t, uint64_t
 from posix.time cimport CLOCK_MONOTONIC, nanosleep, timespec
 
 from strata_copy.abi cimport (
@@ -15,7 +15,7 @@ from strata_copy.cudart cimport (
     guard_enter, guard_leave, observed, outcome, published, rt,
 )
 from strata_copy.lanes cimport (
-    CLOSING, LANES, CopierData, DeviceLanes, Slot, SlotDevice, cudaEvent_t, device_drain, now, poison_all, pthread_cond_broadcast,
+    CLOSING, CopierData, DeviceLanes, Slot, SlotDevice, cudaEvent_t, device_drain, next_lane, now, poison_all, pthread_cond_broadcast,
     pthread_cond_t, pthread_cond_timedwait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t, pthread_cond_init,
     pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock,
 )
@@ -193,7 +193,7 @@ cdef int slot_status(CopierData *copier, Slot *slot) noexcept nogil:
         return status
     for d in range(copier.n_devices):
         if slot.devices[d].used and load_u64(&slot.words[d]) != slot.word:
-            return AGAIN if load_i32(&copier.devices[d].poisoned) == 0 else end_poisoned(copier, slot, d)
+            return end_if_poisoned(copier, slot)
     return end_by_word(copier, slot)
 
 
@@ -224,7 +224,7 @@ cdef int give_up(CopierData *copier, Slot *slot, int status, const Guard *guard,
     cdef Error draining
     cdef int32_t d
     for d in range(copier.n_devices):
-        if status == POISONED and slot.devices[d].used and (error.device < 0 or error.device == copier.devices[d].device):
+        if status == POISONED and slot.devices[d].involved and (error.device < 0 or error.device == copier.devices[d].device):
             store_i32(&copier.devices[d].poisoned, error.cuda_code)
     for d in range(copier.n_devices):
         # A fed ticket has later ones behind it, which come behind what it came behind: everything that they could meet is quiet.
@@ -441,7 +441,7 @@ cdef int wait_layer_events(Slot *slot, int32_t layer, void *stream, Error *error
     cdef cudaEvent_t *events
     cdef Guard guard
     cdef int32_t d, i, waits = 0
-    cdef uint32_t bundles
+    cdef uint64_t bundles
     cdef int status
     guard.pending = rt.cudaPeekAtLastError()
     status = check_stream(stream, &guard, error)
@@ -450,10 +450,9 @@ cdef int wait_layer_events(Slot *slot, int32_t layer, void *stream, Error *error
         if not share.used:
             continue
         bundles = bundles_of_layer(slot, d, layer)
-        for i in range(LANES):
-            if status == OK and (bundles >> i) & 1:
-                status = stream_waits(stream, events[share.bundle_event[i]], &guard, error)
-                waits += 1
+        while status == OK and bundles != 0:
+            status = stream_waits(stream, events[share.bundle_event[next_lane(&bundles)]], &guard, error)
+            waits += 1
         for i in range(share.first_event[layer], share.end_event[layer]):
             if status == OK:
                 status = stream_waits(stream, events[i], &guard, error)
@@ -487,7 +486,7 @@ cdef void poison_devices(CopierData *copier, const Slot *slot, int32_t code) noe
     """A sticky code of a call that is about no device: it may be any of the ticket's."""
     cdef int32_t d
     for d in range(copier.n_devices):
-        if slot.devices[d].used and load_i32(&copier.devices[d].poisoned) == 0:
+        if slot.devices[d].involved and load_i32(&copier.devices[d].poisoned) == 0:
             store_i32(&copier.devices[d].poisoned, code)
 
 
@@ -522,6 +521,15 @@ cdef int end_by_word(CopierData *copier, Slot *slot) noexcept nogil:
     slot.ended = now()
     swap_i32(&slot.status, AGAIN, status)
     return load_i32(&slot.status)
+
+
+cdef int end_if_poisoned(CopierData *copier, Slot *slot) noexcept nogil:
+    """A word that is not there may never come: a device is dead that carries some of it, or is at the other end."""
+    cdef int32_t d
+    for d in range(copier.n_devices):
+        if slot.devices[d].involved and load_i32(&copier.devices[d].poisoned) != 0:
+            return end_poisoned(copier, slot, d)
+    return AGAIN
 
 
 cdef int end_poisoned(CopierData *copier, Slot *slot, int32_t d) noexcept nogil:
@@ -603,6 +611,7 @@ cdef void let_go(Slot *slot, int32_t index, int32_t holds) noexcept nogil:
     cdef int32_t s
     slot.holding = 0
     the_tables().calls_in_flight -= slot.calls
+    the_tables().relays_in_flight -= slot.relays
     if plan.target.writer == slot.ticket:
         plan.target.writer = 0
     add_i32(&plan.target.holds, -holds)

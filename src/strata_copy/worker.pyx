@@ -1,6 +1,6 @@
 """The worker. Declared, with who owns what, in worker.pxd."""
 
-from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy
 from posix.time cimport CLOCK_MONOTONIC, timespec
@@ -96,7 +96,7 @@ cdef int feed(Job *job, Submission *s) noexcept nogil:
 
 cdef int begin_here(Job *job, Submission *s) noexcept nogil:
     """The first window, where nothing is in its way: so the first layer does not wait for the worker to wake."""
-    cdef uint32_t taken[MAX_DEVICES]
+    cdef uint64_t taken[MAX_DEVICES]
     cdef int32_t i
     if not can_begin(s.copier, job):
         return OK
@@ -170,7 +170,7 @@ cdef int worker_step() noexcept nogil:
 cdef int step(CopierData *copier) noexcept nogil:
     """All jobs in their order: by priority, then by age. What an earlier one still has to queue on a lane comes before a later one's."""
     cdef Job *order[MAX_JOBS]
-    cdef uint32_t taken[MAX_DEVICES]
+    cdef uint64_t taken[MAX_DEVICES]
     cdef Guard guard
     cdef Error error
     cdef int32_t i, n, left = 0
@@ -218,7 +218,7 @@ cdef inline bint before(const Job *a, const Job *b) noexcept nogil:
     return a.request.priority > b.request.priority or (a.request.priority == b.request.priority and a.ticket < b.ticket)
 
 
-cdef void step_job(CopierData *copier, Job *job, uint32_t *taken, const Guard *guard, Error *error) noexcept nogil:
+cdef void step_job(CopierData *copier, Job *job, uint64_t *taken, const Guard *guard, Error *error) noexcept nogil:
     cdef Slot *slot = job.slot
     cdef int status
     if slot.ticket != job.ticket or load_i32(&slot.status) < OK or load_i32(&slot.status) == OK:
@@ -263,14 +263,14 @@ cdef bint can_begin(CopierData *copier, Job *job) noexcept nogil:
     return True
 
 
-cdef void take_lanes(CopierData *copier, const Job *job, uint32_t *taken) noexcept nogil:
+cdef void take_lanes(CopierData *copier, const Job *job, uint64_t *taken) noexcept nogil:
     cdef int32_t d
     for d in range(copier.n_devices):
         if job.started and job.slot.devices[d].used and not job.legs[d].course.ended:
-            taken[d] |= lanes_of_plan(copier, job.slot.plan, d)
+            taken[d] |= lanes_of_plan(job.slot.plan, d)
 
 
-cdef int go_on(CopierData *copier, Job *job, const uint32_t *taken, const Guard *guard, Error *error) noexcept nogil:
+cdef int go_on(CopierData *copier, Job *job, const uint64_t *taken, const Guard *guard, Error *error) noexcept nogil:
     """Queues on each device what its window has room for."""
     cdef Slot *slot = job.slot
     cdef int32_t d, queueing = 0
@@ -281,7 +281,7 @@ cdef int go_on(CopierData *copier, Job *job, const uint32_t *taken, const Guard 
         if not slot.devices[d].used or job.legs[d].course.ended:
             continue
         # Who has the staging goes on in any case: an earlier job may wait for it.
-        clear_way = taken[d] & lanes_of_plan(copier, slot.plan, d) == 0 or copier.devices[d].staging.owner == job.ticket
+        clear_way = taken[d] & lanes_of_plan(slot.plan, d) == 0 or copier.devices[d].staging.owner == job.ticket
         if clear_way and status == OK:
             status = fill_window(copier, job, &job.legs[d], guard, error)
         queueing += not job.legs[d].course.ended
@@ -334,7 +334,7 @@ cdef int check_alive(CopierData *copier, Slot *slot, Error *error) noexcept nogi
     cdef int32_t d, code
     for d in range(copier.n_devices):
         code = load_i32(&copier.devices[d].poisoned)
-        if slot.devices[d].used and code != 0:
+        if slot.devices[d].involved and code != 0:
             error.device, error.cuda_code = copier.devices[d].device, code
             return outcome(error, POISONED, REASON_CUDA, "device %d failed earlier with %s (%d): restart the process", error.device,
                            rt.cudaGetErrorName(code), code)
