@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,8 @@ uint64_t clear_faults();
 // The calling thread reads or writes memory by itself.
 void host_access(const void *start, size_t bytes, bool writes);
 
+// How often each device was made some thread's current one.
+std::map<int, uint64_t> made_current();
 Live live();
 Registered registered();
 std::vector<ExecutedCopy> copy_log();

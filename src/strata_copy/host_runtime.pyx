@@ -11,6 +11,7 @@ import atexit
 
 from libc.stdint cimport uint8_t, uint64_t
 from libcpp cimport bool as cbool
+from libcpp.map cimport map
 from libcpp.optional cimport optional
 from libcpp.string cimport string
 from libcpp.vector cimport vector
@@ -65,6 +66,7 @@ cdef extern from "control.hpp" namespace "host_runtime" nogil:
     uint64_t c_configuration "host_runtime::configuration"()
     uint64_t c_clear_faults "host_runtime::clear_faults"()
     void host_access(const void *, size_t, cbool)
+    map[int, uint64_t] c_made_current "host_runtime::made_current"() except +
     Live c_live "host_runtime::live"()
     Registered c_registered "host_runtime::registered"()
     vector[ExecutedCopy] copy_log() except +
@@ -131,6 +133,11 @@ def log():
 def orders():
     """The latest 65536 cudaEventRecord and cudaStreamWaitEvent in the order of the calls: tuples of function, stream, event."""
     return [(call.function.decode(), call.stream, call.event) for call in order_log()]
+
+
+def made_current():
+    """How often each device was made a thread's current one by cudaSetDevice, since `configure`: a dict. It makes a context there."""
+    return dict(c_made_current())
 
 
 def live():

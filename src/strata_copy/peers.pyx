@@ -25,6 +25,7 @@ SIZES = (4 << 10, 1 << 20, 64 << 20)    # bytes of the proof's copies: some faul
 cdef enum:
     COPIES = 5                  # of each size; the first and the last are looked at, for either may be the one that is lost
     LIMIT_NS = 2000000000       # of each copy: a way that hangs never ends
+    NAP_NS = 20000              # between two looks at one
     HUNG = 16                   # statuses of our own
     WRONG = 17
     MAX_HUNG = 16
@@ -267,7 +268,7 @@ cdef int settle(Trial *trial, int32_t which) noexcept nogil:
         if now() > until:
             return HUNG
         if not ran_something():
-            nap()
+            nap(NAP_NS)
         code = rt.cudaStreamQuery(trial.streams[which])
     return called(trial, code, "cudaStreamQuery", which)
 
