@@ -34,7 +34,8 @@ from strata_copy.lanes cimport LINK_NONE, MAX_RING, CopierData, DeviceLanes, dev
 from strata_copy.layout cimport MAX_GROUPS, MAX_MARKS, Layout, LayoutData, layout_data
 from strata_copy.opening cimport close_on_thread, link_on_thread, open_on_thread
 from strata_copy.plan cimport (
-    MAX_DEVICES, MAX_SOURCES, ROUTE_PEER, Emission, Extent, PlanData, Units, emit_bundle, emit_end, emit_part, plan_drop, plan_new, units_to_move,
+    MAX_DEVICES, MAX_SOURCES, ROUTE_PEER, Emission, Extent, PlanData, Units, emit_bundle, emit_end, emit_part, plan_drop, plan_new,
+    units_to_move,
 )
 from strata_copy.pool cimport (
     MAX_KEY, Entry, Key, PoolData, pool_close, pool_drop, pool_evicted, pool_find, pool_hold, pool_image, pool_new, pool_pin, pool_remove,

@@ -25,6 +25,8 @@ OWN = {
     "cudaFreeHost": (INVALID_VALUE, CAPTURE_UNSUPPORTED),
     "cudaMemcpyAsync": (INVALID_VALUE, BAD_DIRECTION, NOT_READY),
     "cudaMemcpy2DAsync": (INVALID_VALUE, BAD_PITCH, BAD_DIRECTION, NOT_READY),
+    "cudaMemcpyPeerAsync": (INVALID_VALUE, BAD_DEVICE, NOT_READY),
+    "cudaMemcpy3DPeerAsync": (INVALID_VALUE, BAD_DEVICE, BAD_PITCH, NOT_READY),
     "cudaStreamCreateWithFlags": (INVALID_VALUE,),
     "cudaStreamDestroy": (INVALID_VALUE, BAD_HANDLE),
     "cudaStreamSynchronize": (BAD_HANDLE, CAPTURE_UNSUPPORTED),

@@ -11,9 +11,10 @@ import pytest
 import strata_copy as sc
 from fixtures import Memory, after_copy, differences, read
 from hooks import SIGNATURE, address
+from lost_calls import small_proof
 from strata_copy import host_runtime, runtime
 
-COPY_CALLS = ("cudaMemcpyAsync", "cudaMemcpy2DAsync")
+COPY_CALLS = ("cudaMemcpyAsync", "cudaMemcpy2DAsync", "cudaMemcpyPeerAsync", "cudaMemcpy3DPeerAsync")
 MODE_CALL = "cudaThreadExchangeStreamCaptureMode"
 DRAIN_CALL = "cudaStreamSynchronize"
 DEVICE_CALL = "cudaSetDevice"
@@ -50,6 +51,11 @@ def everywhere(side):
     return where
 
 
+def between(side):
+    """All on one device, of which the other side is not."""
+    return lambda i, part: {"device": side, "stride": part.unit_bytes + (32 if part.name == "k" else 0)}
+
+
 # Places of source and target, and the devices of the copier.
 ROUTES = {
     "local": ("device", "device", (0,)),
@@ -57,6 +63,8 @@ ROUTES = {
     "in": ("pinned", "device", (0,)),
     "ring": ("pinned", "pinned", (0,)),
     "mixed": (everywhere(0), everywhere(1), (0, 1)),
+    "peer": (between(0), between(1), (0, 1)),
+    "relay": (between(0), between(1), (0, 1)),
 }
 
 
@@ -76,11 +84,11 @@ class Scene:
     """Three conversations and a copier on a host runtime as new, where nothing is executed by itself."""
 
     def __init__(self, route, operation):
-        host_runtime.configure(devices=2, seed=1)
+        host_runtime.configure(devices=2, seed=1, peers=[] if route == "relay" else None)
         source, target, self.devices = ROUTES[route]
         marks = (CAPACITY,)
         self.source, self.target = Image(LAYOUT, 1, source, marks), Image(LAYOUT, 2, target, marks)
-        self.third = Image(LAYOUT, 3, target, marks)
+        self.third = Image(LAYOUT, 3, source if route in ("peer", "relay") else target, marks)
         self.stream, self.event = runtime.stream_create(), runtime.event_create()
         runtime.event_record(self.event, self.stream)
         runtime.stream_synchronize(self.stream)
@@ -105,8 +113,9 @@ class Scene:
     def open(self):
         how = {"tickets": 3, "layer_events": 10, "chunk": 256, "patience": 1e-9, **self.how}
         self.copier = sc.Copier(self.devices, **how)
-        self.plan = self.copier.plan(self.source.state, self.target.state)
-        self.back = self.copier.plan(self.target.state, self.third.state)
+        with small_proof():
+            self.plan = self.copier.plan(self.source.state, self.target.state)
+            self.back = self.copier.plan(self.target.state, self.third.state)
 
     def submit(self, plan=None, **how):
         self.tickets.append((plan or self.plan).submit(UPTO, after=self.after, **how))

@@ -2,10 +2,11 @@
 to be reported."""
 
 from collections import Counter
+from contextlib import contextmanager
 
 import strata_copy as sc
 from fixtures import Memory, needed_by, small_layout
-from strata_copy import host_runtime, runtime
+from strata_copy import host_runtime, peers, runtime
 
 SEED = 3
 LAYOUT = small_layout("int8", layers=4)
@@ -13,8 +14,20 @@ UPTO = 41
 CHUNK = 6000
 
 
+@contextmanager
+def small_proof():
+    """P2P is proven by copies that take no time: tests of the proof itself are others."""
+    sizes, peers.SIZES = peers.SIZES, (4096,)
+    yield
+    peers.SIZES = sizes
+
+
 def dealt(*kinds):
     return lambda i, part: {"kind": kinds[i % len(kinds)]}
+
+
+def on(device):
+    return lambda i, part: {"kind": "device", "device": device}
 
 
 # Kinds of three memories.
@@ -24,6 +37,8 @@ ROUTES = {
     "in": ("pinned", "device", "device"),
     "ring": ("pinned", "pinned", "device"),
     "mixed": (dealt("device", "device", "pinned"), dealt("device", "pinned", "device"), dealt("device")),
+    "peer": (on(0), on(1), on(0)),
+    "relay": (on(1), on(0), on(1)),
 }
 
 
@@ -53,13 +68,16 @@ def run(scene, route, lost=None, together=False):
 
     together: blocks lie evenly spaced, so that small parts move in bundles before the first layer.
     """
-    host_runtime.configure(devices=2, seed=SEED)
+    host_runtime.configure(devices=2, seed=SEED, peers=[] if route == "relay" else None)
     a, b, c = (Memory(LAYOUT, n, kinds, together=together) for n, kinds in enumerate(ROUTES[route], 1))
-    with sc.Copier(tickets=4, layer_events=24, chunk=CHUNK, window=1000) as copier:
-        before, finish = len(host_runtime.orders()), host_runtime.log()[0][1]  # it gets the words of a ticket's end
+    devices = (0, 1) if route in ("peer", "relay") else (0,)
+    shape = {"tickets": 4, "layer_events": 24, "chunk": CHUNK, "window": 1000, "relay_memory": 4 * 2048}
+    with small_proof(), sc.Copier(devices, **shape) as copier:
+        before = len(host_runtime.orders())
         if lost:
             host_runtime.skip(*lost)
         scene(copier, a, b, c)
+        finish = {log[1] for log in host_runtime.log() if (log[0], log[2]) == ("cudaMemcpyAsync", 8)}  # words of ends
         return host_runtime.violations(), name_orders(host_runtime.orders()[before:], finish)
 
 
@@ -73,10 +91,10 @@ def name_orders(orders, finish):
         numbers[function] += 1
         if function == "cudaEventRecord":
             recorded[event] = stream
-        what = "chain" if times[event] > 1 else "end" if recorded[event] == finish else "mark"
-        if event not in awaited and recorded[event] != finish:
+        what = "chain" if times[event] > 1 else "end" if recorded[event] in finish else "mark"
+        if event not in awaited and recorded[event] not in finish:
             continue
-        by = "finish" if stream == finish and function == "cudaStreamWaitEvent" else ""
+        by = "finish" if stream in finish and function == "cudaStreamWaitEvent" else ""
         named.append((function, numbers[function], f"{by} {what}".strip()))
     return named
 

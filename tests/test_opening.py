@@ -167,15 +167,6 @@ def test_memory_of_a_device_that_is_not_open_is_refused(memory, second_device):
     assert "is on device 1, which the copier has not open" in str(refused.value)
 
 
-def test_a_copy_from_device_to_device_is_refused(memory, second_device):
-    source, target = on_devices(memory, 0, second_device)
-    with sc.Copier((0, second_device), tickets=2, layer_events=16) as copier, pytest.raises(sc.Refused) as refused:
-        copier.plan(source.state, target.state)
-    assert refused.value.reason == "unsupported"
-    assert "from device 0 to device 1, which is not done by this release" in str(refused.value)
-    assert untouched(target)
-
-
 def test_a_stream_of_another_device_than_was_said_is_refused(memory, second_device):
     source, target = on_devices(memory, 0, 0)
     runtime.set_device(second_device)

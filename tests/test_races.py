@@ -464,7 +464,7 @@ def test_each_wait_and_record_around_a_copy_is_needed(route):
     before a layer's event are needed for the order too."""
     lost, of = unreported(one_copy_with_neighbours, route)
     assert set(lost) <= {"chain"}
-    assert route == "local" or 0 < lost["chain"] < of["chain"]
+    assert route in ("local", "peer") or 0 < lost["chain"] < of["chain"]  # the chunks of these are never full
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -11,8 +11,8 @@ from strata_copy.cudart cimport (
     cudaStreamNonBlocking, cuda_failed, guard_enter, guard_leave, outcome, rt,
 )
 from strata_copy.lanes cimport (
-    CELLS, CLOSED, IN_LANE, LANES, LINK_NONE, LINK_PEER, LINK_RELAY, MAX_AFTER, MAX_RING, OPEN, OUT_LANE, PEER_CHUNKS, PEER_LANE, RELAY_LANE, Lane,
-    Ring, Slot, SlotDevice, Staging, device_drain, poison_all, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
+    CELLS, CLOSED, IN_LANE, LANES, LINK_NONE, LINK_PEER, LINK_RELAY, MAX_AFTER, MAX_RING, OPEN, OUT_LANE, PEER_CHUNKS, PEER_LANE, RELAY_LANE,
+    Lane, Ring, Slot, SlotDevice, Staging, device_drain, poison_all, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
 )
 from strata_copy.layout cimport MAX_LAYERS
 from strata_copy.peers cimport peer_hangs
@@ -88,6 +88,8 @@ cdef int copier_link(CopierData *copier, int32_t source, int32_t target, bint p2
         status = use_device(from_, &guard, error)
         if status == OK:
             status = make_pair(&lane, from_, PEER_CHUNKS * copier.chunk, &guard, error)
+        if status == OK:
+            status = make_stream(&lane.finish, from_, &guard, error)
     else:
         status = make_relay(&ring, &lane, copier, from_, to, &guard, error)
     if status != OK:
@@ -314,6 +316,8 @@ cdef int make_relay(Ring **made, Lane *second, const CopierData *copier, DeviceL
         status = use_device(to, guard, error)
     if status == OK:
         status = make_pair(second, to, copier.chunk, guard, error)
+    if status == OK:
+        status = make_stream(&second.finish, to, guard, error)
     for i in range(ring.slots):
         if status == OK:
             status = make_event(&ring.emptied[i], cudaEventDisableTiming, to, guard, error)
@@ -426,6 +430,7 @@ cdef void free_lane(Lane *lane, const DeviceLanes *device, const Guard *guard, E
     for s in range(2):
         free_stream(lane.streams[s], device, guard, error)
         free_event(lane.chain[s], device, guard, error)
+    free_stream(lane.finish, device, guard, error)
 
 
 cdef void free_relay(Ring *ring, const Guard *guard, Error *error) noexcept nogil:

@@ -7,12 +7,13 @@ from strata_copy.abi cimport FAILED, OK, REASON_HOOK, WAIT_EVENT, Error, Request
 from strata_copy.atomics cimport add_i64, load_i32, store_i32
 from strata_copy.cudart cimport Guard, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, outcome, rt
 from strata_copy.lanes cimport (
-    IN_LANE, LANES, LOCAL_LANES, OUT_LANE, PAUSE, RELAY_LANE, CopierData, DeviceLanes, Lane, Slot, SlotDevice, device_index, lane_copy,
-    lane_ready, lane_stream, next_lane, record, ring_copy, ring_flush, ring_ready, wait_event,
+    IN_LANE, LANES, LOCAL_LANES, OUT_LANE, PAUSE, PEER_LANE, RELAY_LANE, CopierData, DeviceLanes, Lane, Slot, SlotDevice, device_index,
+    lane_copy, lane_ready, lane_stream, next_lane, record, ring_copy, ring_flush, ring_ready, wait_event,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
-    MAX_DEVICES, ROUTE_LOCAL, ROUTE_RELAY, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, Bundle, Emission, Extent, PartRoute, PlanData, Units, bytes_of, emit_bundle, emit_end, emit_part, emit_unmoved, moves_early,
+    MAX_DEVICES, ROUTE_LOCAL, ROUTE_RELAY, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, Bundle, Emission, Extent, PartRoute, PlanData, Units,
+    bytes_of, emit_bundle, emit_end, emit_part, emit_unmoved, moves_early,
 )
 from strata_copy.staging cimport stage_copy, stage_flush, stage_layer, stage_sent, stage_take
 from strata_copy.tickets cimport tell_news
@@ -175,29 +176,36 @@ cdef int queue_end(Course *course) noexcept nogil:
     """Joins the lanes on the finish stream: the event behind everything, and behind it the word that tells the end. A copy without bytes
     stands behind what it waits for all the same, and later copies of these states behind it."""
     cdef DeviceLanes *device = course.device
+    cdef cudaStream_t finish = finish_of(course)
     cdef int32_t d = <int32_t>(course.share - course.slot.devices)
     cdef int32_t n
     cdef int code
     cdef int status = OK
     if course.share.taken == 0:
-        status = wait_before(course, device.finish)
+        status = wait_before(course, finish)
     elif course.hooked != NULL:
-        status = wait_event(device, device.finish, course.hooked, course.guard, course.error)
+        status = wait_event(device, finish, course.hooked, course.guard, course.error)
     for n in range(LANES):
         if status == OK and course.last[n] != NULL:
-            status = wait_event(device, device.finish, course.last[n], course.guard, course.error)
+            status = wait_event(device, finish, course.last[n], course.guard, course.error)
     if status == OK:
-        show_unmoved(course)
-        status = record(device, course.share.done, device.finish, course.guard, course.error)
+        show_unmoved(course, finish)
+        status = record(device, course.share.done, finish, course.guard, course.error)
     if status != OK:
         return status
-    code = rt.cudaMemcpyAsync(&course.slot.words[d], &device.cells[course.slot.word - 1], sizeof(uint64_t), cudaMemcpyDefault,
-                              device.finish)
+    code = rt.cudaMemcpyAsync(&course.slot.words[d], &device.cells[course.slot.word - 1], sizeof(uint64_t), cudaMemcpyDefault, finish)
     if code != 0:
         return cuda_failed(FAILED, code, "cudaMemcpyAsync", device.device, course.guard, course.error)
     course.ended = True
     tell_layers(course, course.slot.n_layers + 1)
     return OK
+
+
+cdef cudaStream_t finish_of(const Course *course) noexcept nogil:
+    """Ends of tickets on one stream come in the order of their submits. What is held up on the way to or from another device holds up no
+    ends but those of tickets that go this way."""
+    cdef uint64_t between = course.used >> PEER_LANE
+    return course.device.finish if between == 0 else course.device.lanes[PEER_LANE + next_lane(&between)].finish
 
 
 cdef int rest(Course *course) noexcept nogil:
@@ -353,13 +361,13 @@ cdef int hook_waits(Course *course, cudaEvent_t event) noexcept nogil:
     return wait_event(course.device, course.device.hook, event, course.guard, course.error)
 
 
-cdef void show_unmoved(const Course *course) noexcept nogil:
+cdef void show_unmoved(const Course *course, cudaStream_t finish) noexcept nogil:
     """Shows a runtime that judges what the lineages let the copy leave out, unless it was cut short."""
     cdef Emission emission
     cdef int32_t i
     if rt.unchanged == NULL or course.request.begin != NULL or course.layer < course.slot.n_layers:
         return
-    emission.take, emission.sink, emission.pending.rows = show_extent, course.device.finish, 0
+    emission.take, emission.sink, emission.pending.rows = show_extent, finish, 0
     for i in range(course.plan.target.layout.n_parts):
         if course.plan.parts[i].device_number == course.share - course.slot.devices:
             emit_unmoved(&emission, course.plan, course.request, i, &course.units[i])

@@ -49,7 +49,7 @@ cdef enum:
     RELAY_LANE = PEER_LANE + MAX_DEVICES    # from each other device without it: the second hop
     LANES = RELAY_LANE + MAX_DEVICES        # of one device; sets of lanes are bits of a uint64_t
     MAX_AFTER = 32          # waits of one request
-    PEER_CHUNKS = 8         # chunks of other lanes that a peer lane's chunk is: NVLink is as much faster, and the change of streams costs 6 us
+    PEER_CHUNKS = 8         # chunks of other lanes in one of a peer lane: NVLink is so much faster, and the change of streams takes 6 us
     CELLS = 256             # words that tell the end of a ticket
     MAX_RING = 16           # slots of a ring
     RING_PIECES = 64        # pieces of one slot
@@ -67,6 +67,7 @@ cdef struct Lane:
     int64_t chunk, in_chunk     # bytes after which a paired lane changes streams; bytes since it did
     bint crosses                # it is a peer lane,
     int32_t source, target      # between these devices, as ordinals
+    cudaStream_t finish         # of a lane between devices: as DeviceLanes.finish, for tickets that use it
 
 cdef struct DeviceLanes
 

@@ -229,6 +229,8 @@ cdef int device_drain(DeviceLanes *device, const Guard *guard, Error *error) noe
         for s in range(2 if device.lanes[n].paired else 1):
             if drain_stream(device, device.lanes[n].streams[s], guard, error) != OK:
                 return POISONED
+        if drain_stream(device, device.lanes[n].finish, guard, error) != OK:
+            return POISONED
     empty_ring(&device.ring)
     for n in range(MAX_DEVICES):
         relay = device.relays[n]

@@ -18,7 +18,8 @@ from strata_copy.cudart cimport clear, guard_enter, guard_leave, outcome
 from strata_copy.images cimport image_written
 from strata_copy.kinship cimport handed_on
 from strata_copy.lanes cimport (
-    CELLS, HOST_LANE, IN_LANE, LINK_RELAY, OUT_LANE, PEER_CHUNKS, PEER_LANE, RELAY_LANE, Budget, CopierData, DeviceLanes, Slot, device_index, now, pthread_mutex_lock, pthread_mutex_unlock, record,
+    CELLS, HOST_LANE, IN_LANE, LINK_RELAY, OUT_LANE, PEER_CHUNKS, PEER_LANE, RELAY_LANE, Budget, CopierData, DeviceLanes, Slot,
+    device_index, now, pthread_mutex_lock, pthread_mutex_unlock, record,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (

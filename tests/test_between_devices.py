@@ -1,0 +1,306 @@
+"""Copies whose sources and targets lie on different devices: every matrix of who can reach whom, with ways that are broken,
+under every seed; in one plan, one submit and one ticket."""
+
+import random
+from collections import Counter
+
+import pytest
+
+import strata_copy as sc
+from fixtures import HOST, SYNCED, Memory, after_copy, differences, needed_by, small_layout, untouched
+from host_table import Gate
+from strata_copy import host_runtime, peers, runtime
+
+WAYS = [(a, b) for a in range(3) for b in range(3) if a != b]
+LAYOUT = small_layout("k8v4", draft=True)  # the draft is the last layer
+UPTO = (41, 17)
+
+
+@pytest.fixture(autouse=True)
+def small_proof(monkeypatch):
+    if HOST:
+        monkeypatch.setattr(peers, "SIZES", (4096,))
+
+
+def stages(chance, devices, pinned=0.0):
+    """Where a state keeps its layers: consecutive ones on one device, uneven shares, some stages perhaps without K/V or
+    without anything; some layers in pinned memory."""
+    layers = LAYOUT.layers
+    cuts = sorted(chance.choices(range(layers + 1), k=len(devices) - 1))
+    order = chance.sample(devices, len(devices))
+    of_layer = [order[sum(cut <= layer for cut in cuts)] for layer in range(layers)]
+    kinds = ["pinned" if chance.random() < pinned else "device" for _ in range(layers)]
+    return lambda i, part: {"kind": kinds[needed_by(part)], "device": of_layer[needed_by(part)]}
+
+
+def cross_pairs(a, b):
+    return {
+        (x.device, y.device)
+        for x, y in zip(a.places, b.places, strict=True)
+        if x.kind == y.kind == "device" and x.device != y.device
+    }
+
+
+def run_world(devices, matrix, seed, broken=()):
+    """Five copies between three states, each behind the ones before where they meet, whole and fed, with lineages or with
+    a beginning. broken: (pair, how)."""
+    print(f"devices {devices}, matrix {sorted(matrix)}, seed {seed}, broken {broken}")
+    host_runtime.configure(devices=devices, seed=seed, peers=matrix)
+    for way, how in broken:
+        host_runtime.break_peer(*way, how)
+    chance = random.Random(f"{devices} {sorted(matrix)} {seed}")
+    held = [Memory(LAYOUT, tag, stages(chance, range(devices), 0.2 * (tag == 3))) for tag in (1, 2, 3)]
+    wanted = [one.pattern() for one in held]
+    lost = {way for way, how in broken if how != "delay"}
+    shape = {"chunk": chance.choice([700, 3000, 1 << 20]), "relay_slots": chance.choice([1, 2, 4]), "window": 2}
+    with sc.Copier(range(devices), tickets=8, layer_events=64, relay_memory=1 << 13, **shape) as copier:
+        tickets = []
+        for source, target in [(0, 1), (1, 2), (2, 0), *(chance.sample(range(3), 2) for _ in range(2))]:
+            upto = (chance.randint(0, 96), chance.randint(0, 96))
+            begin = tuple(chance.randint(0, mark) for mark in upto) if chance.random() < 0.3 else (0, 0)
+            plan = copier.plan(held[source].state, held[target].state)
+            tickets.append(plan.submit(upto, after=SYNCED, feed=chance.choice([None, True]), begin=begin))
+            wanted[target] = after_copy(
+                held[source], held[target], upto, before=wanted[target], source_bytes=wanted[source], begin=begin
+            )
+            p2p = {(link.source, link.target): link.p2p for link in copier.links}
+            for way in cross_pairs(held[source], held[target]):
+                assert p2p[way] == (way in matrix and way not in lost)
+        for ticket in tickets:
+            assert ticket.sync()
+        assert all(host_runtime.peer_copies(*way) == 0 for way in p2p if way not in matrix)
+    for one, values in zip(held, wanted, strict=True):
+        assert differences(one, values) == []
+    assert host_runtime.violations() == []
+
+
+def matrix_of(number, ways=tuple(WAYS)):
+    return {way for n, way in enumerate(ways) if number >> n & 1}
+
+
+def some_of(all_params, short):
+    """Those that are not `short` are for the long tier."""
+    return [pytest.param(*values, marks=[] if short(*values) else pytest.mark.long) for values in all_params]
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(
+    ("number", "seed_"), some_of([(m, s) for m in range(64) for s in range(20)], lambda m, s: s == m % 20)
+)
+def test_every_matrix_of_three_devices(number, seed_):
+    run_world(3, matrix_of(number), seed_)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(
+    ("number", "seed_"), some_of([(m, s) for m in range(1, 64) for s in range(20)], lambda m, s: s == m % 20 and m % 3 == 0)
+)
+def test_every_matrix_of_three_devices_with_broken_ways(number, seed_):
+    """Each way that there is may be broken: the bytes are right always."""
+    chance = random.Random(number * 100 + seed_)
+    matrix = matrix_of(number)
+    ways = sorted(matrix)
+    broken = [(way, chance.choice(["drop", "corrupt", "delay"])) for way in chance.sample(ways, chance.randint(1, len(ways)))]
+    run_world(3, matrix, seed_, broken)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(
+    ("density", "seed_"), some_of([(d, s) for d in (0, 50, 100) for s in range(10)], lambda d, s: (d, s) == (50, 0))
+)
+def test_eight_devices(density, seed_):
+    chance = random.Random(density)
+    run_world(8, {(a, b) for a in range(8) for b in range(8) if a != b and chance.randrange(100) < density}, seed_)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("on", [False, True])
+def test_broken_ways_are_refused_before_the_first_write_where_p2p_is_asked_for(monkeypatch, on):
+    monkeypatch.setenv("STRATA_COPY_P2P", "on" if on else "auto")
+    for way in WAYS:
+        for how in ("drop", "corrupt", "hang"):
+            host_runtime.configure(devices=3, seed=1)
+            host_runtime.break_peer(*way, how)
+            a, b = (Memory(LAYOUT, tag, device=device) for tag, device in enumerate(way, 1))
+            with sc.Copier(range(3), tickets=2, layer_events=24) as copier:
+                if on:
+                    with pytest.raises(sc.Refused) as refused:
+                        copier.plan(a.state, b.state)
+                    assert refused.value.reason == "unsupported"
+                    assert untouched(b)
+                else:
+                    assert copier.submit(a.state, b.state, upto=UPTO, after=SYNCED).sync()
+                    assert differences(b, after_copy(a, b, UPTO)) == []
+            if how == "hang":
+                break  # it takes two seconds
+
+
+# ---- both routes, on a GPU too
+
+
+@pytest.fixture(params=["auto", "off"])
+def p2p(request, monkeypatch):
+    monkeypatch.setenv("STRATA_COPY_P2P", request.param)
+    return request.param
+
+
+def spread(i, part):
+    return {"stride": part.unit_bytes + (64 if part.name in ("k", "v") else 0)}
+
+
+def strided(device):
+    return lambda i, part: {**spread(i, part), "kind": "device", "device": device}
+
+
+@pytest.mark.parametrize("feed", [False, True])
+@pytest.mark.parametrize("where", ["dense", "strided"])
+def test_one_way(memory, second_device, p2p, where, feed):
+    a, b = (
+        memory(LAYOUT, tag, *([strided(device)] if where == "strided" else []), device=device)
+        for tag, device in ((1, 0), (2, second_device))
+    )
+    with sc.Copier((0, second_device), tickets=4, layer_events=24, chunk=5000, relay_memory=1 << 14) as copier:
+        for source, target in ((a, b), (b, a)):
+            source.fill()
+            target.fill()
+            assert copier.submit(source.state, target.state, upto=UPTO, after=SYNCED, feed=feed, begin=(0, 0)).sync()
+            assert differences(target, after_copy(source, target, UPTO)) == []
+            assert untouched(source)
+        routes = {route for route, _ in copier.plan(a.state, b.state).routes()}
+    assert routes == ({"relay"} if p2p == "off" else {"peer"} if HOST else routes)
+
+
+@pytest.mark.parametrize("feed", [False, True])
+def test_both_ways_at_once(memory, second_device, p2p, feed):
+    a, c = (memory(LAYOUT, tag, device=0) for tag in (1, 3))
+    b, d = (memory(LAYOUT, tag, device=second_device) for tag in (2, 4))
+    with sc.Copier((0, second_device), tickets=4, layer_events=24, relay_memory=1 << 15) as copier:
+        plans = copier.plan(a.state, b.state), copier.plan(d.state, c.state)
+        for _ in range(4):
+            tickets = [plan.submit(UPTO, after=SYNCED, feed=feed, begin=(0, 0)) for plan in plans]
+            assert all(ticket.sync() for ticket in tickets)
+    assert differences(b, after_copy(a, b, UPTO)) == []
+    assert differences(c, after_copy(d, c, UPTO)) == []
+    assert untouched(a)
+    assert untouched(d)
+
+
+def test_large_parts_both_ways(memory, second_device, p2p):
+    """More than a slot, more than a chunk; both sizes of slots, as the second ticket joins the first."""
+    layout = sc.Layout([sc.Part(name="k", layer=n, unit_bytes=1 << 16, growth=sc.Growth.linear()) for n in range(3)])
+    upto = (96,)
+    a, c = (memory(layout, tag, device=0, marks=upto) for tag in (1, 3))
+    b, d = (memory(layout, tag, device=second_device, marks=upto) for tag in (2, 4))
+    with sc.Copier((0, second_device), tickets=4, layer_events=24, chunk=1 << 20, relay_memory=4 << 20) as copier:
+        tickets = [
+            copier.submit(source.state, target.state, upto=upto, after=SYNCED, feed=feed)
+            for source, target, feed in ((a, b, True), (d, c, False))
+        ]
+        assert all(ticket.sync() for ticket in tickets)
+    assert differences(b, after_copy(a, b, upto)) == []
+    assert differences(c, after_copy(d, c, upto)) == []
+
+
+def test_a_layer_is_waited_for_on_the_targets_device(memory, second_device, p2p):
+    """A stream of either device comes behind the bytes that the layer needs."""
+    a, b = memory(LAYOUT, 1, device=0), memory(LAYOUT, 2, device=second_device)
+    wanted = after_copy(a, b, UPTO)
+    with sc.Copier((0, second_device), tickets=4, layer_events=24) as copier:
+        runtime.set_device(second_device)
+        stream = runtime.stream_create()
+        runtime.set_device(0)
+        ticket = copier.submit(a.state, b.state, upto=UPTO, after=SYNCED)
+        for layer in range(LAYOUT.layers):
+            assert ticket.wait_layer(layer, stream, timeout=10)
+            runtime.stream_synchronize(stream)
+            assert differences(b, wanted, layers={layer}) == []
+        assert ticket.sync()
+    runtime.stream_destroy(stream)
+    assert differences(b, wanted) == []
+
+
+# ---- refusals, memory, lanes
+
+
+@pytest.mark.host
+def test_a_patch_from_elsewhere_than_its_part_is_refused():
+    def where(kind, device):
+        return lambda i, part: {"kind": kind if part.name == "idx_dead" else "device", "device": device if part.name == "idx_dead" else 0}
+
+    host_runtime.configure(devices=3)
+    target = Memory(LAYOUT, 2, device=1)
+    for kind, device, text in (("pinned", 0, "its patch comes from host memory"), ("device", 2, "its patch comes from device 2")):
+        source = Memory(LAYOUT, 1, where(kind, device))
+        with sc.Copier(range(3), tickets=2, layer_events=24) as copier, pytest.raises(sc.Refused) as refused:
+            copier.plan(source.state, target.state)
+        assert refused.value.reason == "unsupported"
+        assert text in str(refused.value)
+
+
+@pytest.mark.host
+def test_the_other_device_has_to_be_open_too(memory):
+    a, b = memory(LAYOUT, 1, device=0), memory(LAYOUT, 2, device=1)
+    for open_, missing in ((0, 1), (1, 0)):
+        with sc.Copier((open_,), tickets=2, layer_events=24) as copier, pytest.raises(sc.Refused) as refused:
+            copier.plan(a.state, b.state)
+        assert (refused.value.reason, refused.value.device) == ("place", missing)
+
+
+@pytest.mark.parametrize(("relay_memory", "slots"), [(511, 1), (2047, 4), (0, 1)])
+def test_slots_that_are_too_small_are_a_value_error(relay_memory, slots):
+    with pytest.raises(ValueError, match="relay_memory"):
+        sc.Copier(relay_memory=relay_memory, relay_slots=slots)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("matrix", [None, []], ids=["peer", "relay"])
+def test_a_long_kernel_holds_up_no_copies_between_others(matrix):
+    """Copies from 0 to 1 wait for a kernel: those from 0 to 2, from 2 to 1, back, within each device, and between each and
+    the host come to their ends meanwhile."""
+    host_runtime.configure(devices=3, peers=matrix)
+    where = {**{n: {"device": n} for n in range(3)}, "pinned": {"where": "pinned"}}
+    held = {name: [Memory(LAYOUT, 10 * n + k, **how) for k in (1, 2)] for n, (name, how) in enumerate(where.items())}
+    stuck = [Memory(LAYOUT, 90, device=0), Memory(LAYOUT, 91, device=1)]
+    stream = runtime.stream_create()
+    pairs = [(0, 2), (2, 1), (1, 0), (2, 0), (1, 2), *((n, n) for n in range(3))]
+    pairs += [(n, "pinned") for n in range(3)] + [("pinned", n) for n in range(3)]
+    with sc.Copier(range(3), tickets=16, layer_events=24, relay_memory=1 << 14) as copier:
+        stuck_plan = copier.plan(stuck[0].state, stuck[1].state)
+        plans = [(held[a][0], held[b][1], copier.plan(held[a][0].state, held[b][1].state)) for a, b in pairs]
+        gate = Gate(stream)
+        held_up = stuck_plan.submit(UPTO, after=sc.Stream(stream))
+        try:
+            for source, target, plan in plans:
+                assert plan.submit(UPTO, after=SYNCED, begin=(0, 0)).sync(20), plan.routes()
+                assert differences(target, after_copy(source, target, UPTO)) == []
+                target.fill()
+            assert not held_up.done
+            assert untouched(stuck[1])
+        finally:
+            gate.open()
+        assert held_up.sync()
+    assert differences(stuck[1], after_copy(*stuck, UPTO)) == []
+
+
+@pytest.mark.host
+def test_a_ring_shares_what_it_holds_while_others_are_in_use():
+    """Alone it takes whole slots; beside another one, two of them and half of each."""
+    layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=1 << 12, growth=sc.Growth.linear())])
+    slot, upto = 1 << 14, (64,)
+
+    def sizes(together):
+        host_runtime.configure(devices=2, seed=1, peers=[])
+        a, c = (Memory(layout, tag, device=0, marks=upto) for tag in (1, 3))
+        b, d = (Memory(layout, tag, device=1, marks=upto) for tag in (2, 4))
+        with sc.Copier((0, 1), tickets=4, layer_events=24, relay_memory=4 * slot) as copier:
+            plans = [copier.plan(x.state, y.state) for x, y in ((a, b), (d, c))]
+            before = len(host_runtime.log())
+            tickets = [plan.submit(upto, after=SYNCED) for plan in plans[: 1 + together]]
+            assert all(ticket.sync() for ticket in tickets)
+            found = Counter(size for _, _, size in host_runtime.log()[before:] if size > 8)
+        assert differences(b, after_copy(a, b, upto)) == []
+        return found
+
+    assert sizes(together=False) == {slot: 2 * 16}
+    # The first ticket was queued whole while it was alone.
+    assert sizes(together=True) == {slot: 2 * 16, slot // 2: 2 * 32}
