@@ -138,6 +138,7 @@ cudaError_t cudaSetDevice(int device) {
         if (!is_device(state, device)) return cudaErrorInvalidDevice;
         thread.device = device;
         state.record.made_current(device);
+        state.contexts[static_cast<size_t>(device)] = true;
         return cudaSuccess;
     });
 }

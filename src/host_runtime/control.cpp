@@ -133,6 +133,15 @@ Registered registered() {
     return {memory.registered(), memory.most_registered()};
 }
 
+std::vector<int> contexts() {
+    const Lock lock(runtime().mutex);
+    const State &state = *runtime().state;
+    std::vector<int> found;
+    for (int device = 0; device < state.devices; ++device)
+        if (state.contexts[static_cast<size_t>(device)]) found.push_back(device);
+    return found;
+}
+
 std::vector<ExecutedCopy> copy_log() {
     const Lock lock(runtime().mutex);
     const auto &copies = runtime().state->record.copies();

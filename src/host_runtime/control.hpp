@@ -55,6 +55,8 @@ void host_access(const void *start, size_t bytes, bool writes);
 std::map<int, uint64_t> made_current();
 Live live();
 Registered registered();
+// Devices on which CUDA would have made a context: by cudaSetDevice, or by a call on them as the thread's current device.
+std::vector<int> contexts();
 std::vector<ExecutedCopy> copy_log();
 std::vector<OrderCall> order_log();
 std::vector<std::string> violations();

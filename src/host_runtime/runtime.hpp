@@ -38,11 +38,13 @@ struct Config {
 // All that one configuration holds. Used with the runtime's lock held.
 struct State {
     State(const Config &config, uint64_t number)
-        : number(number), devices(config.devices), memory(config.devices, config.memory, config.pinned),
-          peers(config.devices, config.peers), races(record, config.races), engine(record, races, faults, config.devices, config.seed) {}
+        : number(number), devices(config.devices), contexts(static_cast<size_t>(config.devices)),
+          memory(config.devices, config.memory, config.pinned), peers(config.devices, config.peers), races(record, config.races),
+          engine(record, races, faults, config.devices, config.seed) {}
 
     const uint64_t number;
     const int devices;
+    std::vector<bool> contexts;  // of each device: CUDA would have made one
     Record record;
     Faults faults;
     Memory memory;
@@ -79,6 +81,7 @@ public:
         const std::optional<cudaError_t> refusal = admit(function, traits, thread);
         cudaError_t code = refusal.value_or(cudaSuccess);
         if (!refusal) {
+            if (traits & kNeedsContext && function != Function::cudaSetDevice) state->contexts[static_cast<size_t>(thread.device)] = true;
             try {
                 code = body(*state, thread, lock);
             } catch (const std::bad_alloc &) {

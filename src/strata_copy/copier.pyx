@@ -50,12 +50,12 @@ cdef CopierData *copier_open(const Opening *opening, Error *error) noexcept nogi
     status = guard_enter(&guard, error)
     if status == OK:
         status = make_tables(copier, error)
-        if status == OK:
-            status = make_words(copier, &guard, error)
         for d in range(opening.n_devices):
             if status == OK:
                 copier.devices[d].device = opening.devices[d]
                 status = make_device(copier, d, opening, &guard, error)
+        if status == OK:        # behind the devices: before, this thread stands on device 0, which may be none of them
+            status = make_words(copier, &guard, error)
         guard_leave(&guard, status, error)
     if status == OK:
         store_i32(&copier.state, OPEN)
@@ -105,6 +105,22 @@ cdef int copier_link(CopierData *copier, int32_t source, int32_t target, bint p2
         from_.links[target] = LINK_PEER if p2p else LINK_RELAY
         pthread_mutex_unlock(&copier.lock)
     guard_leave(&guard, status, error)
+    if status == POISONED:
+        poison_all(copier, error.cuda_code)
+    return status
+
+
+cdef int stand_on_device(CopierData *copier, int status_of_failure, Error *error) noexcept nogil:
+    cdef Guard guard
+    cdef int32_t d
+    cdef int code, status = OK
+    guard.pending = 0
+    for d in range(copier.n_devices):
+        if load_i32(&copier.devices[d].poisoned) == 0:
+            code = rt.cudaSetDevice(copier.devices[d].device)
+            if code != 0:
+                status = cuda_failed(status_of_failure, code, "cudaSetDevice", copier.devices[d].device, &guard, error)
+            break
     if status == POISONED:
         poison_all(copier, error.cuda_code)
     return status

@@ -69,6 +69,7 @@ cdef extern from "control.hpp" namespace "host_runtime" nogil:
     map[int, uint64_t] c_made_current "host_runtime::made_current"() except +
     Live c_live "host_runtime::live"()
     Registered c_registered "host_runtime::registered"()
+    vector[int] c_contexts "host_runtime::contexts"() except +
     vector[ExecutedCopy] copy_log() except +
     vector[OrderCall] order_log() except +
     vector[string] c_violations "host_runtime::violations"() except +
@@ -138,6 +139,12 @@ def orders():
 def made_current():
     """How often each device was made a thread's current one by cudaSetDevice, since `configure`: a dict. It makes a context there."""
     return dict(c_made_current())
+
+
+def contexts():
+    """The devices on which CUDA would have made a context since `configure`: a list. cudaSetDevice makes one, and each call that needs
+    one makes it on the thread's current device, which is device 0 in a thread that has set none."""
+    return list(c_contexts())
 
 
 def live():

@@ -1,7 +1,7 @@
 """Opening, linking and closing a copier, each on a thread of its own: they change the current device."""
 
-from strata_copy.abi cimport OK, POISONED, Error
-from strata_copy.copier cimport copier_close, copier_link, copier_open
+from strata_copy.abi cimport FAILED, OK, POISONED, Error
+from strata_copy.copier cimport copier_close, copier_link, copier_open, stand_on_device
 from strata_copy.cudart cimport clear
 from strata_copy.lanes cimport poison_all
 from strata_copy.on_thread cimport OnThread
@@ -55,6 +55,7 @@ cdef class Work(OnThread):
 
     def close(self):
         with nogil:
+            stand_on_device(self.copier, FAILED, &self.error)
             end_all(self.copier)
         if self.ended is not None:
             self.ended()

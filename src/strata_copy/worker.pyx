@@ -9,7 +9,7 @@ from strata_copy.abi cimport (
     AGAIN, CANCELLED, FAILED, OK, POISONED, REASON_CUDA, REASON_MEMORY, REASON_NONE, REFUSED, WAIT_EVENT, Error, Ticket, Wait,
 )
 from strata_copy.atomics cimport add_i64, load_i32, store_i32
-from strata_copy.copier cimport free_event, free_stream, make_event, make_stream, the_tables
+from strata_copy.copier cimport free_event, free_stream, make_event, make_stream, stand_on_device, the_tables
 from strata_copy.courses cimport course_begin, course_cut, course_go, course_tell, in_hook, lanes_of_plan
 from strata_copy.cudart cimport (
     Guard, clear, cudaErrorNotReady, cudaEventDisableTiming, cudaEvent_t, cuda_failed, guard_enter, guard_leave,
@@ -18,7 +18,7 @@ from strata_copy.cudart cimport (
 from strata_copy.lanes cimport (
     CLOSED, LANES, PAUSE, Budget, CopierData, DeviceLanes, Slot, StageChunk, device_index, lane_stream, now, poison_all,
     pthread_cond_broadcast,
-    pthread_cond_init, pthread_cond_t, pthread_cond_timedwait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t,
+    pthread_cond_init, pthread_cond_t, pthread_cond_timedwait, pthread_cond_wait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t,
     pthread_create, pthread_join,
     pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock, pthread_t, record, wait_event,
 )
@@ -46,7 +46,8 @@ cdef bint has_thread = False
 # What the thread sleeps on, and what it is told.
 cdef pthread_mutex_t bell_lock
 cdef pthread_cond_t bell
-cdef bint rung = False, stopping = False
+cdef bint rung = False, stopping = False, begun = False
+cdef Error beginning            # how the thread began
 cdef pthread_condattr_t monotonic
 pthread_condattr_init(&monotonic)
 pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC)
@@ -445,6 +446,35 @@ cdef int ticket_cancel(Ticket ticket, Error *error) noexcept nogil:
 
 # ---- the thread, opening and closing
 
+cdef bint begin_thread(CopierData *copier) noexcept nogil:
+    """Stands on a device and tells worker_open, which waits for it, how that went."""
+    global begun
+    cdef bint well
+    clear(&beginning)
+    well = stand_on_device(copier, REFUSED, &beginning) == OK
+    pthread_mutex_lock(&bell_lock)
+    begun = True
+    pthread_cond_broadcast(&bell)
+    pthread_mutex_unlock(&bell_lock)
+    return well
+
+
+cdef int start_thread(CopierData *copier, Error *error) noexcept nogil:
+    global begun, has_thread
+    begun = False
+    if pthread_create(&thread, NULL, run, copier) != 0:
+        return outcome(error, REFUSED, REASON_MEMORY, "the worker's thread could not be made")
+    pthread_mutex_lock(&bell_lock)
+    while not begun:
+        pthread_cond_wait(&bell, &bell_lock)
+    pthread_mutex_unlock(&bell_lock)
+    has_thread = beginning.status == OK
+    if not has_thread:
+        pthread_join(thread, NULL)
+        error[0] = beginning
+    return error.status
+
+
 cdef void *run(void *copier) noexcept nogil:
     """Looks at the jobs whenever the bell rings, and now and then while there are some."""
     global rung
@@ -453,6 +483,8 @@ cdef void *run(void *copier) noexcept nogil:
     cdef bint stop = False
     cdef StageChunk *chunk
     cdef int left
+    if not begin_thread(<CopierData *>copier):
+        return NULL
     while not stop:
         pthread_mutex_lock(&(<CopierData *>copier).lock)
         left = step(<CopierData *>copier)
@@ -472,7 +504,7 @@ cdef void *run(void *copier) noexcept nogil:
 
 
 cdef int worker_open(CopierData *copier, const Opening *opening, Error *error) noexcept nogil:
-    global has_thread, stopping
+    global stopping
     cdef Guard guard
     cdef int32_t i, d
     cdef int status = guard_enter(&guard, error)
@@ -492,11 +524,10 @@ cdef int worker_open(CopierData *copier, const Opening *opening, Error *error) n
         return status
     stopping = False
     if rt.adopt_worker == NULL or not rt.adopt_worker(worker_step):
-        if pthread_create(&thread, NULL, run, copier) != 0:
-            return outcome(error, REFUSED, REASON_MEMORY, "the worker's thread could not be made")
-        has_thread = True
-        helpers_open(opening.helpers)
-    return OK
+        status = start_thread(copier, error)
+        if status == OK:
+            helpers_open(opening.helpers)
+    return status
 
 
 cdef void worker_close(CopierData *copier, Error *error) noexcept nogil:
