@@ -71,6 +71,7 @@ ROOMS = [
     "opening",
     "peers",
     "save_path",
+    "probe",
     "arena",
     "lineage",
     "kinship",

@@ -7,7 +7,6 @@ calls, and what a copy has to move is worked out again from the growth rules, in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -37,6 +36,7 @@ class Block(NamedTuple):
     """An allocation: offsets `begin` to `end` of a session's memory."""
 
     kind: str
+    device: int
     begin: int
     end: int
 
@@ -45,8 +45,9 @@ class Session:
     """Memory for one state of `layout`: every part in it with guard bytes before and behind.
 
     capacity: the marks that fit, one int for each of layout.marks (or one int where there is one).
-    kind: "device", "pinned" or "pageable", or a function that says it for each Part; there is one allocation for each
-        kind. device: of device memory; of host memory the device whose lanes carry it.
+    kind: "device", "pinned" or "pageable", or a function that says it for each Part. device: of device memory; of host
+        memory the device whose lanes carry it; or a function of the Part. There is one allocation for each kind and
+        device.
     number: what `fill` makes its content from. guard: bytes, at least.
 
     Parts begin at multiples of 256 bytes: `regions` says where, in the order of layout.parts, by offsets that count
@@ -61,13 +62,16 @@ class Session:
         capacity: int | Sequence[int],
         *,
         kind: str | Callable[[Part], str] = "device",
-        device: int = 0,
+        device: int | Callable[[Part], int] = 0,
         number: int = 0,
         guard: int = 256,
     ) -> None:
-        self.layout, self.device, self.number = layout, device, number
-        kinds = [kind if isinstance(kind, str) else kind(part) for part in layout.parts]
-        self.regions, self._blocks = _regions(layout, _marks(capacity), guard, kinds)
+        self.layout, self.number = layout, number
+        wheres = [
+            (kind if isinstance(kind, str) else kind(part), device if isinstance(device, int) else device(part))
+            for part in layout.parts
+        ]
+        self.regions, self._blocks = _regions(layout, _marks(capacity), guard, wheres)
         self.bytes = self._blocks[-1].end
         self._memory: list[np.ndarray] = []
         self._addresses: list[int] = []
@@ -75,8 +79,8 @@ class Session:
             for block in self._blocks:
                 self._addresses.append(self._allocate(block))
             self.places = tuple(
-                Place(base=self.address(region.offset), units=region.units, kind=part_kind, device=device)
-                for region, part_kind in zip(self.regions, kinds, strict=True)
+                Place(base=self.address(region.offset), units=region.units, kind=part_kind, device=part_device)
+                for region, (part_kind, part_device) in zip(self.regions, wheres, strict=True)
             )
             self.state = State(layout, self.places)
         except BaseException:
@@ -100,8 +104,8 @@ class Session:
     def read(self, offset: int, n: int) -> np.ndarray:
         """`n` bytes from `offset` on, as a uint8 array of its own. Blocks."""
         found = np.empty(n, np.uint8)
-        for kind, address, piece in self._pieces_of(offset, found):
-            if kind == "device":
+        for block, address, piece in self._pieces_of(offset, found):
+            if block.kind == "device":
                 runtime.memcpy(piece.ctypes.data, address, piece.size)
             else:
                 piece[:] = runtime.view(address, piece.size)
@@ -109,10 +113,10 @@ class Session:
 
     def write(self, offset: int, data: np.ndarray) -> None:
         """Puts a contiguous uint8 array at `offset`. Blocks."""
-        for kind, address, piece in self._pieces_of(offset, data):
-            if kind == "device":
+        for block, address, piece in self._pieces_of(offset, data):
+            if block.kind == "device":
                 runtime.memcpy(address, piece.ctypes.data, piece.size)
-                with _current(self.device):  # from pageable memory the bytes may still be under way
+                with runtime.on_device(block.device):  # from pageable memory the bytes may still be under way
                     runtime.device_synchronize()
             else:
                 runtime.view(address, piece.size)[:] = piece
@@ -126,12 +130,12 @@ class Session:
                 runtime.host_free(address)
         self._addresses, self._memory = [], []
 
-    def _pieces_of(self, offset: int, data: np.ndarray) -> Iterator[tuple[str, int, np.ndarray]]:
-        """Kind, address and view of the parts of `data` that lie in one allocation each."""
+    def _pieces_of(self, offset: int, data: np.ndarray) -> Iterator[tuple[Block, int, np.ndarray]]:
+        """Block, address and view of the parts of `data` that lie in one allocation each."""
         for block in self._blocks:
             begin, end = max(offset, block.begin), min(offset + data.size, block.end)
             if begin < end:
-                yield block.kind, self.address(begin), data[begin - offset : end - offset]
+                yield block, self.address(begin), data[begin - offset : end - offset]
 
     def __enter__(self) -> Session:
         return self
@@ -142,13 +146,14 @@ class Session:
     def _allocate(self, block: Block) -> int:
         n = block.end - block.begin
         if block.kind == "pinned":
-            return runtime.host_alloc(n)
+            with runtime.on_device(block.device):
+                return runtime.host_alloc(n)
         if block.kind == "pageable":
             self._memory.append(np.empty(n + ALIGNMENT, np.uint8))
             return _aligned(self._memory[-1].ctypes.data)
         if block.kind != "device":
             raise ValueError(f"kind is {block.kind!r}; may be device, pinned, pageable")
-        with _current(self.device):
+        with runtime.on_device(block.device):
             return runtime.malloc(n)
 
 
@@ -205,20 +210,35 @@ def runs(source: Session, target: Session, upto: int | Sequence[int]) -> np.ndar
 
     Steps are as engines take them: all running state, then layer after layer its rows, at last the patches over them.
     """
-    layout, marks, found = source.layout, _marks(upto), []
+    return _table([line for _, line in _lines(source, target, _marks(upto))])
+
+
+def runs_by_devices(source: Session, target: Session, upto: int | Sequence[int]) -> dict[tuple[int, int], np.ndarray]:
+    """`runs` of each pair of devices, the source's and the target's, that have some."""
+    found: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
+    for i, line in _lines(source, target, _marks(upto)):
+        found.setdefault((source.places[i].device, target.places[i].device), []).append(line)
+    return {devices: _table(found[devices]) for devices in sorted(found)}
+
+
+def _lines(source: Session, target: Session, marks: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
+    """Part number, and step, source, target and bytes, of each run."""
+    layout = source.layout
     for i, part in enumerate(layout.parts):
         step = part.layer + 1 if part.growth.rule == "linear" else 0
         n = _units(part.growth, marks) * part.unit_bytes
-        found += [(step, _address(source, i, 0, run), _address(target, i, 0, run), n) for run in range(part.rep)]
+        for run in range(part.rep):
+            yield i, (step, _address(source, i, 0, run), _address(target, i, 0, run), n)
     for patch in layout.patches:
         i, from_ = layout.index(patch.layer, patch.part), layout.index(patch.layer, patch.source)
         part, last = layout.parts[i], _units(layout.parts[i].growth, marks) - 1
-        if last >= 0:
-            found += [
-                (layout.layers + 1, _address(source, from_, 0, run), _address(target, i, last, run), part.unit_bytes)
-                for run in range(part.rep)
-            ]
-    return np.array(sorted(found, key=lambda line: line[0]), np.int64)
+        for run in range(part.rep if last >= 0 else 0):
+            addresses = _address(source, from_, 0, run), _address(target, i, last, run)
+            yield i, (layout.layers + 1, *addresses, part.unit_bytes)
+
+
+def _table(lines: list[tuple[int, int, int, int]]) -> np.ndarray:
+    return np.array(sorted(lines, key=lambda line: line[0]), np.int64).reshape(-1, 4)
 
 
 class Span(NamedTuple):
@@ -273,16 +293,6 @@ def put(session: Session, spans: Sequence[Span]) -> None:
 def differences(session: Session, spans: Sequence[Span], *, limit: int = 8) -> list[str]:
     """The first bytes of a session that are not as the spans say, as `mismatches` says it. Others are not looked at."""
     return _wrong_bytes(session, list(spans), limit)
-
-
-@contextmanager
-def _current(device: int) -> Iterator[None]:
-    before = runtime.get_device()
-    runtime.set_device(device)
-    try:
-        yield
-    finally:
-        runtime.set_device(before)
 
 
 def _spans(
@@ -354,21 +364,21 @@ def _pieces(n: int) -> Iterator[tuple[int, int]]:
 
 
 def _regions(
-    layout: Layout, capacity: tuple[int, ...], guard: int, kinds: Sequence[str]
+    layout: Layout, capacity: tuple[int, ...], guard: int, wheres: Sequence[tuple[str, int]]
 ) -> tuple[list[Region], list[Block]]:
     """The regions in the order of layout.parts, and the allocations that they lie in."""
-    regions, blocks, end = [Region(0, 0, 0)] * len(kinds), [], 0
-    for kind in dict.fromkeys(kinds):
+    regions, blocks, end = [Region(0, 0, 0)] * len(wheres), [], 0
+    for where in dict.fromkeys(wheres):
         begin = end = _aligned(end)
         for i, part in enumerate(layout.parts):
             if part.growth.rule == "window":
                 raise ValueError(f"part {part.name!r} of layer {part.layer} is a window: the rig has none")
-            if kinds[i] == kind:
+            if wheres[i] == where:
                 units = _units(part.growth, capacity)
                 regions[i] = Region(_aligned(end + guard), units, units * part.unit_bytes * part.rep)
                 end = regions[i].offset + regions[i].bytes
         end += guard
-        blocks.append(Block(kind, begin, end))
+        blocks.append(Block(*where, begin, end))
     # What lies between two allocations belongs to the guard of the first.
     ends = [following.begin for following in blocks[1:]] + [end]
     return regions, [block._replace(end=e) for block, e in zip(blocks, ends, strict=True)]

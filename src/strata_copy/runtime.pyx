@@ -5,6 +5,7 @@ GIL is released around each call. Nothing of the copy path goes through here.
 """
 
 import ctypes
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -95,6 +96,17 @@ def set_device(int device):
     with nogil:
         code = rt.cudaSetDevice(device)
     _check(code, "cudaSetDevice")
+
+
+@contextmanager
+def on_device(int device):
+    """Meanwhile another device is the thread's current one."""
+    before = get_device()
+    set_device(device)
+    try:
+        yield
+    finally:
+        set_device(before)
 
 
 def device_synchronize():

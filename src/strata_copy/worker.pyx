@@ -17,9 +17,8 @@ from strata_copy.cudart cimport (
 )
 from strata_copy.lanes cimport (
     CLOSED, LANES, PAUSE, Budget, CopierData, DeviceLanes, Slot, StageChunk, device_index, lane_stream, now, poison_all,
-    pthread_cond_broadcast,
-    pthread_cond_init, pthread_cond_t, pthread_cond_timedwait, pthread_cond_wait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t,
-    pthread_create, pthread_join,
+    pthread_cond_broadcast, pthread_cond_init, pthread_cond_t, pthread_cond_timedwait, pthread_cond_wait, pthread_condattr_init,
+    pthread_condattr_setclock, pthread_condattr_t, pthread_create, pthread_join,
     pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock, pthread_t, record, wait_event,
 )
 from strata_copy.helpers cimport helpers_close, helpers_copy, helpers_open
