@@ -10,9 +10,21 @@ from click.testing import CliRunner
 
 import strata_copy as sc
 from fixtures import KIND
-from strata_copy import cli, host_runtime, presets, rig, runtime
+from strata_copy import cli, demo, host_runtime, presets, rig, runtime
+from strata_copy.stages import SaveStreams, Stages
 
-ROW = ["tokens", "format", "mode", "direction", "bytes", "save_ms", "direct_ms", "percent_of_ceiling", "verified"]
+ROW = [
+    "tokens",
+    "format",
+    "mode",
+    "devices",
+    "direction",
+    "bytes",
+    "save_ms",
+    "direct_ms",
+    "percent_of_ceiling",
+    "verified",
+]
 INT8_AT_430 = 124_201_008
 
 
@@ -116,7 +128,7 @@ def test_the_modes_of_the_demo_say_where_the_kv_is():
     layout = presets.qwen3_8_flash_next("int8", draft=True)
     names = {"k", "v", "k_scale", "v_scale"}
     for mode, layers in ((0, ()), (1, (*presets.QWEN3_8_ATTENTION, 48)), (2, (48,))):
-        pinned = {(part.layer, part.name) for part in layout.parts if cli.kind_of(mode)(part) == "pinned"}
+        pinned = {(part.layer, part.name) for part in layout.parts if demo.kind_of(mode)(part) == "pinned"}
         assert pinned == {(layer, name) for layer in layers for name in names}
 
 
@@ -141,10 +153,10 @@ def test_the_demo_ends_with_1_where_nothing_fits():
 
 
 def test_a_byte_that_differs_ends_the_demo_with_1(monkeypatch):
-    wrong = cli.Timed(430, "int8", "main->slot", INT8_AT_430, 2.0, 1.0, ["direct: part 'k' of layer 3, offset 0"])
+    wrong = demo.Timed(430, "int8", "main->slot", INT8_AT_430, 2.0, 1.0, ["direct: part 'k' of layer 3, offset 0"])
     right = wrong._replace(direction="slot->main", wrong=[])
     monkeypatch.setenv("STRATA_COPY_RUNTIME", KIND)
-    monkeypatch.setattr(cli, "run_cases", lambda cases, err, mode: ([wrong, right], 100.0))
+    monkeypatch.setattr(demo, "run_cases", lambda *_: ([wrong, right], {wrong.way: 100.0}))
     done = CliRunner().invoke(cli.main, ["demo", "--tokens", "430", "--json"])
     assert done.exit_code == 1
     assert [row["verified"] for row in json.loads(done.stdout)] == [False, True]
@@ -158,27 +170,116 @@ def test_the_demo_finds_a_wrong_byte_of_either_way(monkeypatch):
         copy()
         return 1.0
 
-    monkeypatch.setattr(cli, "best_ms", corrupted)
-    layout, stream = presets.uniform(2, 1, 64), runtime.stream_create()
+    monkeypatch.setattr(demo, "best_ms", corrupted)
+    layout, streams = presets.uniform(2, 1, 64), SaveStreams([0])
     with (
         sc.Copier(tickets=8, layer_events=8) as copier,
         rig.Session(layout, 20, number=1) as a,
         rig.Session(layout, 20, number=2) as b,
     ):
-        row = cli.copy_both_ways(copier, a, b, 10, "main->slot", stream)
-    runtime.stream_destroy(stream)
+        row = demo.copy_both_ways(copier, a, b, 10, "main->slot", streams)
+    streams.close()
     assert [line.split(":")[0] for line in row.wrong] == ["save", "direct"]
     assert row.as_json(1.0)["verified"] is False
 
 
 @pytest.mark.host
 def test_a_copy_that_fails_ends_the_demo_with_1(monkeypatch):
-    def open_and_fail():
+    def open_and_fail(*_):
         runtime.open("host")
         host_runtime.fail("cudaMemcpyAsync", 300, 1)
         return "for a test"
 
-    monkeypatch.setattr(cli, "open_runtime", open_and_fail)
+    monkeypatch.setattr(demo, "open_runtime", open_and_fail)
     done = CliRunner().invoke(cli.main, ["demo", "--tokens", "8"])
     assert done.exit_code == 1
     assert "Error: CudaError: cudaMemcpyAsync: cudaErrorInvalidValue (1)" in done.stderr
+
+
+# ---- several devices
+
+
+@pytest.mark.parametrize(
+    "split", [(), ("--split", "3"), ("--split", "41")], ids=["even", "no K/V in the first", "uneven"]
+)
+@pytest.mark.parametrize("mode", ["0", "1", "2"])
+def test_the_demo_splits_the_layers_over_devices(mode, split, second_device):
+    done = strata_copy(
+        "demo",
+        "--tokens",
+        "80",
+        "--draft",
+        "--devices",
+        "2",
+        *split,
+        "--mode",
+        mode,
+        "--json",
+        STRATA_COPY_RUNTIME=KIND,
+    )
+    rows = json.loads(ended_well(done))
+    directions = ["main->slot", "slot->main"]
+    assert [(row["direction"], row["devices"], row["verified"]) for row in rows] == [(d, 2, True) for d in directions]
+
+
+@pytest.mark.host
+def test_the_demo_goes_by_the_peer_matrix_that_is_given():
+    for peers in ((), ("--peers", "none"), ("--peers", "0-1")):
+        done = strata_copy("demo", "--tokens", "8", "--devices", "3", *peers, "--json", STRATA_COPY_RUNTIME=KIND)
+        assert all(row["verified"] for row in json.loads(ended_well(done)))
+
+
+@pytest.mark.host
+def test_the_pool_demo_splits_the_layers_over_devices():
+    done = strata_copy("demo", "--pool", "--tokens", "8", "--devices", "3", "--json", STRATA_COPY_RUNTIME=KIND)
+    assert all(row["verified"] for row in json.loads(ended_well(done)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--devices", "3", "--split", "3"), "--split has the first layers of 2 stages"),
+        (("--devices", "3", "--split", "20,3"), "each above the one before, from 1 to 47; it is 20,3"),
+        (("--devices", "2", "--split", "48"), "from 1 to 47; it is 48"),
+        (("--split", "3,x"), "'3,x' is not a list of whole numbers"),
+        (("--peers", "0-0"), "'0-0' is no pair of two devices"),
+    ],
+)
+def test_stages_without_meaning_are_refused_by_name(arguments, text):
+    done = CliRunner().invoke(cli.main, ["demo", *arguments], env={"STRATA_COPY_RUNTIME": KIND}, terminal_width=200)
+    assert done.exit_code == 2
+    assert text in done.stderr
+
+
+def test_stages_have_each_layer_once_and_the_draft_last():
+    layout = presets.qwen3_8_flash_next("int8", draft=True)
+    for devices in range(1, 9):
+        stages = demo.stages_of(devices, ())
+        by_layer = {part.layer: stages.device(part) for part in layout.parts}
+        assert [by_layer[layer] for layer in sorted(by_layer)] == sorted(by_layer.values())
+        assert set(by_layer.values()) == set(stages.devices) == set(range(devices))
+        assert by_layer[48] == devices - 1
+    uneven = demo.stages_of(3, (3, 20))
+    firsts = [min(part.layer for part in layout.parts if uneven.device(part) == device) for device in uneven.devices]
+    assert firsts == [-1, 3, 20]
+    assert not any(uneven.device(part) == 0 for part in layout.parts if part.name in ("k", "v", "pooled"))
+
+
+@pytest.mark.parametrize("sides", [(0, 0), (1, 1), (0, 1), (1, 0)])
+def test_the_save_path_goes_over_devices(sides, second_device):
+    """Stages, and sessions that are each on a device of its own."""
+    layout, stages = presets.uniform(4, 1, 64), Stages([1])
+    where = {0: (0, second_device), 1: (stages.device, stages.device)}[sides[0] == sides[1]]
+    streams = SaveStreams([0, second_device])
+    with (
+        rig.Session(layout, 20, device=where[0], number=1) as a,
+        rig.Session(layout, 20, device=where[1], number=2) as b,
+    ):
+        source, target = (a, b) if sides[0] == 0 else (b, a)
+        source.fill()
+        target.fill()
+        streams.save_and_restore(rig.runs_by_devices(source, target, 10))
+        assert rig.mismatches(target, source, 10) == []
+        assert rig.changes(source) == []
+        assert runtime.get_device() == 0
+    streams.close()

@@ -10,6 +10,7 @@ import reference
 import strata_copy as sc
 from fixtures import KIND, small_layout
 from strata_copy import cli, host_runtime, presets, rig, runtime, save_path, turns
+from strata_copy.stages import SaveStreams, Stages
 from test_cli import ended_well, strata_copy
 
 ROW = ["turn", "conversation", "slot", "tokens", "format", "mode", "bytes", "moved", "save_ms", "pool_ms", "verified"]
@@ -17,13 +18,14 @@ LAYOUT = small_layout("int8", draft=True)
 PREFIX = 90
 
 
-def play(layout=LAYOUT, prefix=PREFIX, kind=lambda part: "device"):
-    stream = runtime.stream_create()
+def play(layout=LAYOUT, prefix=PREFIX, kind=lambda part: "device", starts=()):
+    stages = Stages(starts)
+    streams = SaveStreams(stages.devices)
     try:
-        with sc.Copier(tickets=8, layer_events=64) as copier:
-            return turns.run(copier, layout, prefix, stream, kind=kind, mode=0)
+        with sc.Copier(stages.devices, tickets=8, layer_events=64) as copier:
+            return turns.run(copier, layout, prefix, streams, kind=kind, mode=0, stages=stages)
     finally:
-        runtime.stream_destroy(stream)
+        streams.close()
 
 
 def changed(layout, begin, upto):
@@ -48,6 +50,13 @@ def test_each_turn_moves_what_changed_and_verifies_every_byte():
         lengths[comes] += new
     assert (total.turn, total.bytes, total.moved) == (None, sum(r.bytes for r in rows), sum(r.moved for r in rows))
     assert total.save_ms == pytest.approx(sum(row.save_ms for row in rows))
+
+
+def test_turns_of_stages_on_two_devices_verify_every_byte(second_device):
+    *rows, total = play(starts=[2])
+    assert len(rows) == turns.TURNS
+    assert total.wrong == []
+    assert 0 < total.moved < total.bytes
 
 
 @pytest.mark.host

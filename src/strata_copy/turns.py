@@ -17,6 +17,7 @@ from strata_copy.arena import Arena
 from strata_copy.layout import Layout
 from strata_copy.parts import Part
 from strata_copy.places import CALLER_SYNCED
+from strata_copy.stages import SaveStreams, Stages
 
 SLOTS, CONVERSATIONS, TURNS = 4, 5, 10
 NEW_TOKENS = 64  # of a conversation, each turn
@@ -63,14 +64,21 @@ def memory(layout: Layout, tokens: int) -> tuple[int, int]:
 
 
 def run(
-    copier: Copier, layout: Layout, tokens: int, stream: int, *, kind: Callable[[Part], str], mode: int
+    copier: Copier,
+    layout: Layout,
+    tokens: int,
+    streams: SaveStreams,
+    *,
+    kind: Callable[[Part], str],
+    mode: int,
+    stages: Stages,
 ) -> list[Turn]:
     """All turns, both ways, and their sum behind them. tokens: of the prefix."""
     capacity = _marks(layout, _capacity(tokens))
     slots: list[rig.Session] = []
     try:
-        slots += [rig.Session(layout, capacity, kind=kind, number=k) for k in range(SLOTS)]
-        saved = list(_play(SavePath(stream), slots, tokens))
+        slots += [rig.Session(layout, capacity, kind=kind, device=stages.device, number=k) for k in range(SLOTS)]
+        saved = list(_play(SavePath(streams), slots, tokens))
         pooled = list(_play(ByPool(copier, layout, tokens), slots, tokens))
     finally:
         for slot in slots:
@@ -101,20 +109,20 @@ def total(turns: list[Turn]) -> Turn:
 class SavePath:
     """As engines do it: images in pageable memory, all of a conversation each time."""
 
-    def __init__(self, stream: int) -> None:
-        self.stream, self.kept = stream, dict[str, save_path.Saved]()
+    def __init__(self, streams: SaveStreams) -> None:
+        self.streams, self.kept = streams, dict[str, list[save_path.Saved]]()
 
     def written(self, slot: rig.Session, tokens: int, *, anew: bool = False) -> None:
         """Nobody asks."""
 
     def park(self, slot: rig.Session, key: str, tokens: int) -> int:
-        runs = rig.runs(slot, slot, _marks(slot.layout, tokens))
-        self.kept[key] = save_path.save(runs, self.stream)
+        runs = rig.runs_by_devices(slot, slot, _marks(slot.layout, tokens))
+        self.kept[key] = self.streams.save(runs)
         return slot.layout.bytes_at(_marks(slot.layout, tokens))
 
     def take(self, slot: rig.Session, key: str, tokens: int) -> int:
-        runs = rig.runs(slot, slot, _marks(slot.layout, tokens))
-        save_path.restore(self.kept[key], runs, self.stream)
+        runs = rig.runs_by_devices(slot, slot, _marks(slot.layout, tokens))
+        self.streams.restore(self.kept[key], runs)
         return slot.layout.bytes_at(_marks(slot.layout, tokens))
 
     def close(self) -> None:
