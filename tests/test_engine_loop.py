@@ -1,6 +1,7 @@
 """The engine loop of examples/: what it has today and strata_copy leave the same bytes, in every format and mode, at
 every length; nothing is written where it refuses; a failed copy takes nothing but its target with it."""
 
+import importlib
 import itertools
 import random
 import re
@@ -9,9 +10,10 @@ import time
 from functools import partial
 
 import pytest
+from click.testing import CliRunner
 
 import strata_copy as sc
-from fixtures import read
+from fixtures import KIND, read
 from loops import CAPACITY, LENGTHS, Bytes, Loop, after_copy, settled
 from strata_copy import host_runtime, runtime
 
@@ -388,3 +390,79 @@ def test_rows_are_a_function_of_conversation_and_position(loop):
     other = one.session("slot 1")
     other.append(2, 50)
     assert settled(other).differences(settled(at_once)) != []
+
+
+# ---- as a program
+
+
+@pytest.fixture
+def program(package):
+    """Runs `python -m engine_loop` in this process, tiny; its result, and its rows of copies as lists of words."""
+    module = importlib.import_module("engine_loop.__main__")
+
+    def run(*arguments):
+        done = CliRunner().invoke(
+            module.main, ["--tiny", "--tokens", "41", *arguments], env={"STRATA_COPY_RUNTIME": KIND}
+        )
+        lines = done.stdout.splitlines()
+        rows = lines[[line.split()[:1] for line in lines].index(["copy"]) + 1 :] if "copy  " in done.stdout else []
+        return done, [row.split() for row in rows]
+
+    run.module = module
+    return run
+
+
+@pytest.mark.parametrize("mode", ["0", "1"])
+@pytest.mark.parametrize(
+    "split", [(), ("--split", "3"), ("--split", "5")], ids=["even", "no K/V in the first", "uneven"]
+)
+def test_the_program_has_stages_on_devices_and_verifies_each_copy(program, second_device, split, mode):
+    done, rows = program("--devices", "2", *split, "--mode", mode)
+    assert done.exit_code == 0, done.output
+    assert [row[-1] for row in rows] == ["yes"] * 6
+    assert [row[-5] for row in rows] == ["2"] * 6
+    assert runtime.get_device() == 0
+
+
+@pytest.mark.host
+def test_the_program_has_as_many_devices_as_are_asked_for(program):
+    for devices in (1, 3, 8):
+        done, rows = program("--devices", str(devices))
+        assert done.exit_code == 0, done.output
+        assert [(row[-5], row[-1]) for row in rows] == [(str(devices), "yes")] * 6
+
+
+@pytest.mark.host
+def test_a_wrong_byte_of_each_copy_ends_the_program_with_1(program, monkeypatch):
+    """One copy of each of the six gets a byte wrong; it is found behind that one."""
+    real, copies = program.module.verified, []
+    for wrong in range(6):
+        copies.clear()
+
+        def verified(what, copy, source, *rest, wrong=wrong):
+            settled(source)
+            if len(copies) == wrong:
+                host_runtime.corrupt(1)
+            copies.append(what)
+            return real(what, copy, source, *rest)
+
+        monkeypatch.setattr(program.module, "verified", verified)
+        done, rows = program("--draft", "none")
+        assert done.exit_code == 1
+        assert "no:" in rows[wrong]
+        assert [row[-1] for row in rows[:wrong]] == ["yes"] * wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--devices", "9"), "the 8 layers are not 9 stages"),
+        (("--devices", "2", "--split", "8"), "they would end at [8, 8]"),
+        (("--devices", "2", "--split", "3,5"), "they would end at [3, 5, 8]"),
+        (("--split", "a"), "--split is 'a'; numbers of layers are needed"),
+    ],
+)
+def test_stages_without_meaning_are_refused_by_the_program(program, arguments, text):
+    done, _ = program(*arguments)
+    assert done.exit_code == 2
+    assert text in done.stderr

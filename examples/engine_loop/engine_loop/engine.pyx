@@ -12,8 +12,9 @@ import numpy as np
 
 cimport strata_copy as sc
 from strata_copy import runtime
+from strata_copy.probe import Ceilings
 
-from engine_loop.cuda cimport copy, noted, stream_done
+from engine_loop.cuda cimport noted, stream_done
 from engine_loop.direct cimport DRAFT, KV, RUNNING, Move, move
 from engine_loop.save_path cimport Save, images_at_once, keep_running, save_and_restore
 from engine_loop.session cimport (
@@ -24,7 +25,6 @@ from engine_loop.session import Checkpoint, Refused, current
 
 SWITCH = "STRATA_SLOT_COPY_DIRECT"
 PROBE_BYTES = 256 << 20
-BURSTS = 4
 
 cdef int64_t[2] NOTHING = [0, 0]
 
@@ -213,14 +213,11 @@ cdef class Engine:
             del session.taken[later]
 
     def probe(self, bytes=PROBE_BYTES):
-        """What the first device gives, for the log: the best of 4 bursts within it, and from pinned memory over the bus. GB/s."""
-        with current(self.main.stages[0].device):
-            device, pinned = [runtime.malloc(bytes) for _ in range(2)], runtime.host_alloc(bytes)
-            for name, source in (("device", device[1]), ("bus", pinned)):
-                self.ceilings[name] = max(self._burst(device[0], source, bytes) for _ in range(BURSTS))
-            for address in device:
-                runtime.free(address)
-            runtime.host_free(pinned)
+        """What the devices of all stages give at once, for the log: within them, and from pinned memory over the bus. GB/s."""
+        devices = sorted({stage.device for stage in self.main.stages})
+        with Ceilings(bytes, bytes) as ceilings:
+            for name, way in (("device", "d2d"), ("bus", "h2d")):
+                self.ceilings[name] = ceilings.measure(way, devices).best
         return self.ceilings
 
     # ---- what they are made of
@@ -418,14 +415,6 @@ cdef class Engine:
         if session in self.slots:
             self._expected[<int32_t>self.slots.index(session)] = sc.generation(sc.state_of(session.state))
         return 0
-
-    def _burst(self, size_t to, size_t from_, size_t bytes):
-        cdef sc.Error error
-        cdef void *stream = self._copy_streams[0]
-        start = time.perf_counter_ns()
-        if copy(<void *>to, <void *>from_, bytes, stream, &error) != sc.OK or stream_done(stream, &error) != sc.OK:
-            raise_error(&error)
-        return bytes / (time.perf_counter_ns() - start)
 
     def _say(self, what, copied, Session slot, way=None):
         """As the engine's log has it, with the speed of it beside what the way gives."""
