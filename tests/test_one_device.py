@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import alone
+import strata_copy as sc
+from fixtures import Memory
 from strata_copy import host_runtime, runtime
 
 CONTEXT = 64 << 20  # bytes that a context takes at least
@@ -34,6 +36,21 @@ def test_no_context_is_made_on_another_device():
         memory.free()
     assert host_runtime.contexts() == [1]
     assert runtime.get_device() == 1
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("peers", [None, ()], ids=["P2P", "by ring"])
+def test_copies_between_two_devices_make_none_on_a_third(peers):
+    host_runtime.configure(devices=3, peers=peers)
+    runtime.set_device(2)
+    source, target = (Memory(alone.LAYOUT, device, device=device) for device in (1, 2))
+    with sc.Copier((1, 2), tickets=4, layer_events=24) as copier:
+        for feed in (False, True):
+            for one, other in ((source, target), (target, source)):
+                one.fill()
+                alone.copy(copier, one, other, feed)
+    assert host_runtime.contexts() == [1, 2]
+    assert runtime.get_device() == 2
 
 
 @pytest.mark.host

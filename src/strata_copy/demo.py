@@ -23,6 +23,7 @@ TOKENS = (430, 8_700, 46_000, 117_000)
 TOKENS_HELP = f"Length; may be given several times. [default: {', '.join(map(str, TOKENS))}]"
 SPARE_TOKENS = 64  # capacity behind the mark, which a copy must leave alone
 MODES = ("all on the device", "K/V in pinned memory", "the draft's K/V in pinned memory")
+PEER_DIRECTIONS = {"0->1": (0, 1), "1->0": (1, 0)}
 HOST_MEMORY = 4 << 30  # the most that is taken by itself where memory is the machine's own
 
 Way = tuple[str, tuple[int, ...]]  # as strata_copy.probe names what it measures
@@ -96,7 +97,9 @@ def demo(
     is complete in pinned memory, beside a ring on the device that the engine fills itself; it needs --draft.
 
     With --devices N the layers are split over devices 0 to N-1, as evenly as it goes or as --split says, the draft on
-    the last; the ceiling is a plain copy on each at once. The host runtime has as many devices as are asked for.
+    the last; the ceiling is a plain copy on each at once. In mode 0 there are two more rows, between a session that is
+    on device 0 as a whole and one on device 1: the ceiling is a plain copy from one to the other. The host runtime has
+    as many devices as are asked for.
 
     With --pool 5 conversations take turns in 4 slots. They have a prefix of --tokens in common (by default the longest
     of the lengths that fits) and grow by 64 tokens a turn. The conversation whose turn it is is in no slot: another one
@@ -187,11 +190,15 @@ def demo_copies(
 
 def cases_of(layout: Layout, tokens: int, mode: int, stages: Stages) -> list[Case]:
     way = "h2d" if mode == 1 else "d2d", tuple(stages.devices)
-    return [Case(layout, tokens, (stages, stages), {"main->slot": way, "slot->main": way})]
+    found = [Case(layout, tokens, (stages, stages), {"main->slot": way, "slot->main": way})]
+    if mode == 0 and len(stages.devices) > 1:
+        found.append(Case(layout, tokens, (0, 1), {name: ("peer", pair) for name, pair in PEER_DIRECTIONS.items()}))
+    return found
 
 
 def run_cases(cases: list[Case], err: Console, mode: int, stages: Stages) -> tuple[list[Timed], dict[Way, float]]:
-    """All cases, both ways, and the ceilings in GB/s: measured before and after them, the larger counts."""
+    """All cases, both ways, and the ceilings in GB/s: measured before and after them, the larger counts (between devices
+    the one behind: the first plan proves P2P, and enables it)."""
     timed = []
     ways = list(dict.fromkeys(way for case in cases for way in case.directions.values()))
     streams = SaveStreams(stages.devices)
@@ -284,7 +291,7 @@ def marks(layout: Layout, tokens: int) -> tuple[int, ...]:
 
 def show(timed: list[Timed], ceilings: dict[Way, float]) -> None:
     kind = runtime.describe()["kind"]
-    said = "; ".join(f"{way} {rate:,.1f} GB/s" for (way, _), rate in ceilings.items())
+    said = "; ".join(f"{way_text(*way)} {rate:,.1f} GB/s" for way, rate in ceilings.items())
     for name in dict.fromkeys(row.format for row in timed):
         mode, devices = timed[0].mode, timed[0].devices
         where = f"{devices} devices, " if devices > 1 else ""
@@ -309,6 +316,10 @@ def show(timed: list[Timed], ceilings: dict[Way, float]) -> None:
                     "no" if row.wrong else "yes",
                 )
         Console().print(table)
+
+
+def way_text(way: str, devices: tuple[int, ...]) -> str:
+    return f"{way} {devices[0]}->{devices[1]}" if way == "peer" else way
 
 
 # ---- conversations that take turns
