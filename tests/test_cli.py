@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import strata_copy as sc
 from fixtures import KIND
-from strata_copy import cli, demo, host_runtime, presets, rig, runtime
+from strata_copy import cli, demo, demo_copies, host_runtime, presets, rig, runtime
 from strata_copy.stages import SaveStreams, Stages
 
 ROW = [
@@ -128,7 +128,7 @@ def test_the_modes_of_the_demo_say_where_the_kv_is():
     layout = presets.qwen3_8_flash_next("int8", draft=True)
     names = {"k", "v", "k_scale", "v_scale"}
     for mode, layers in ((0, ()), (1, (*presets.QWEN3_8_ATTENTION, 48)), (2, (48,))):
-        pinned = {(part.layer, part.name) for part in layout.parts if demo.kind_of(mode)(part) == "pinned"}
+        pinned = {(part.layer, part.name) for part in layout.parts if demo_copies.kind_of(mode)(part) == "pinned"}
         assert pinned == {(layer, name) for layer in layers for name in names}
 
 
@@ -153,10 +153,12 @@ def test_the_demo_ends_with_1_where_nothing_fits():
 
 
 def test_a_byte_that_differs_ends_the_demo_with_1(monkeypatch):
-    wrong = demo.Timed(430, "int8", "main->slot", INT8_AT_430, 2.0, 1.0, ["direct: part 'k' of layer 3, offset 0"])
+    wrong = demo_copies.Timed(
+        430, "int8", "main->slot", INT8_AT_430, 2.0, 1.0, ["direct: part 'k' of layer 3, offset 0"]
+    )
     right = wrong._replace(direction="slot->main", wrong=[])
     monkeypatch.setenv("STRATA_COPY_RUNTIME", KIND)
-    monkeypatch.setattr(demo, "run_cases", lambda *_: ([wrong, right], {wrong.way: 100.0}))
+    monkeypatch.setattr(demo_copies, "run_cases", lambda *_: ([wrong, right], {wrong.way: 100.0}))
     done = CliRunner().invoke(cli.main, ["demo", "--tokens", "430", "--json"])
     assert done.exit_code == 1
     assert [row["verified"] for row in json.loads(done.stdout)] == [False, True]
@@ -170,14 +172,14 @@ def test_the_demo_finds_a_wrong_byte_of_either_way(monkeypatch):
         copy()
         return 1.0
 
-    monkeypatch.setattr(demo, "best_ms", corrupted)
+    monkeypatch.setattr(demo_copies, "best_ms", corrupted)
     layout, streams = presets.uniform(2, 1, 64), SaveStreams([0])
     with (
         sc.Copier(tickets=8, layer_events=8) as copier,
         rig.Session(layout, 20, number=1) as a,
         rig.Session(layout, 20, number=2) as b,
     ):
-        row = demo.copy_both_ways(copier, a, b, 10, "main->slot", streams)
+        row = demo_copies.copy_both_ways(copier, a, b, 10, "main->slot", streams)
     streams.close()
     assert [line.split(":")[0] for line in row.wrong] == ["save", "direct"]
     assert row.as_json(1.0)["verified"] is False
@@ -223,10 +225,13 @@ def test_the_demo_splits_the_layers_over_devices(mode, split, second_device):
 
 
 @pytest.mark.host
-def test_the_demo_goes_by_the_peer_matrix_that_is_given():
-    for peers in ((), ("--peers", "none"), ("--peers", "0-1")):
-        done = strata_copy("demo", "--tokens", "8", "--devices", "3", *peers, "--json", STRATA_COPY_RUNTIME=KIND)
-        assert all(row["verified"] for row in json.loads(ended_well(done)))
+@pytest.mark.parametrize(("peers", "reached"), [("none", []), ("1-0", [(1, 0)])])
+def test_the_demo_goes_by_the_peer_matrix_that_is_given(monkeypatch, peers, reached):
+    monkeypatch.setenv("STRATA_COPY_RUNTIME", KIND)
+    done = CliRunner().invoke(cli.main, ["demo", "--tokens", "8", "--devices", "3", "--peers", peers, "--json"])
+    assert done.exit_code == 0, done.output
+    assert all(row["verified"] for row in json.loads(done.stdout))
+    assert [way for way in ((0, 1), (1, 0)) if host_runtime.peer_copies(*way) > 0] == reached
 
 
 @pytest.mark.host
