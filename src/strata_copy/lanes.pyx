@@ -111,6 +111,7 @@ cdef int ring_flush(const CopierData *copier, DeviceLanes *device, const Guard *
     ring.used[ring.at] = True
     ring.at = (ring.at + 1) % ring.slots
     ring.n, ring.fill = 0, 0
+    device.lanes[IN_LANE].in_chunk = lane.in_chunk = copier.chunk   # a slot is a chunk: both lanes leave a gap behind it
     return OK
 
 
