@@ -20,6 +20,7 @@ FIGURES = {
     "queueing": "into fresh pageable memory, ours / cudaMemcpy",
     "strata": "k8v4, mode 1, 120 tokens, back, on",
     "arena": "longest copy beside arena, 8 threads",
+    "images": "both directions at once, k8v4, 3000 tokens",
 }
 # One wrong byte in each copy of the library: the fifth that is executed once a target was made ready for it. In fresh
 # memory, which is verified in a way of its own, the first.

@@ -34,7 +34,11 @@ class Figure:
 
 @dataclass
 class Result:
-    """What one benchmark found. wrong: bytes that were not what they should be; void: why no figure counts."""
+    """What one benchmark found.
+
+    wrong: bytes that were not what they should be. void: why no figure counts. left_out: figures that could not be had,
+    and why.
+    """
 
     bench: str
     parameters: dict
@@ -42,6 +46,7 @@ class Result:
     ceilings: dict = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     void: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
 
 def spread(values: Sequence[float] | np.ndarray, scale: float = 1.0, digits: int = 3) -> dict:
@@ -68,6 +73,7 @@ def write(result: Result, machine: dict, folder: Path) -> Path:
         "verified": not result.wrong,
         "wrong": result.wrong,
         "void": result.void,
+        "left_out": result.left_out,
         "ceilings": result.ceilings,
         "figures": [{**asdict(figure), "met": figure.met} for figure in result.figures],
     }
@@ -85,6 +91,8 @@ def show(results: Iterable[Result]) -> None:
     console = Console(width=None if Console().is_terminal else 120)
     console.print(table)
     for result in results:
+        for text in result.left_out:
+            console.print(f"not measured: {result.bench}: {text}", markup=False)
         for text in result.void:
             console.print(f"void: {result.bench}: {text}", markup=False)
         for text in result.wrong:
