@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-
 from common.extents import Extents
+
 from common.setting import Setting
 from strata_copy import Image, runtime
 from strata_copy.rig import PIECE, Session

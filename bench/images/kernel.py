@@ -5,36 +5,39 @@ from contextlib import contextmanager
 from importlib import util
 
 import numpy as np
-from images.cases import Park
 
 from common.report import Figure, Result, spread
-from common.setting import Case, Setting
+from common.setting import Case
+from images.cases import Park
 from strata_copy import CALLER_SYNCED, runtime
 
 SLOWER = 1.10  # goal: of its time alone
 BYTES = 4 << 30
 
 
-def rows(setting: Setting, result: Result, cases: dict[str, Park | Case]) -> list[Figure]:
+def rows(result: Result, cases: dict[str, Park | Case], quick: bool) -> list[Figure]:
     """cases: by the name of what each does."""
-    n, rounds, launches = (64 << 20, 1, 20) if setting.quick else (BYTES, 3, 100)
+    n, rounds, launches = (64 << 20, 1, 20) if quick else (BYTES, 3, 100)
     package = next((name for name in PACKAGES if util.find_spec(name)), None)
     if runtime.describe()["kind"] == "host" or package is None:
-        result.left_out += [f"a read-bound kernel beside {name}: a GPU and PyTorch or CuPy are needed" for name in cases]
+        result.left_out |= {row(name): "needs a GPU, and PyTorch or CuPy" for name in cases}
         return []
     found = []
     with timed_sum(package, n) as once:
         alone = [once() for _ in range(launches)][launches // 10 :]
         for name, case in cases.items():
-            case.spoil()
             beside = [ms for _ in range(rounds) for ms in meanwhile(case, once)]
             if not beside:
-                result.left_out.append(f"a read-bound kernel beside {name}: the copy ended before the first one")
+                result.left_out[row(name)] = "the copy ended before the first one did"
                 continue
             samples = {"by": package, "bytes": n, "ms": spread(beside, 1, 4), "ms alone": spread(alone, 1, 4)}
             ratio = round(float(np.median(beside) / np.median(alone)), 4)
-            found.append(Figure(f"a read-bound kernel beside {name}, beside / alone", ratio, "", SLOWER, samples=samples))
+            found.append(Figure(row(name), ratio, "", SLOWER, samples=samples))
     return found
+
+
+def row(name: str) -> str:
+    return f"a read-bound kernel beside {name}, beside / alone"
 
 
 def meanwhile(case: Park | Case, once: Callable[[], float]) -> list[float]:

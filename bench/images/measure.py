@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+from common.report import Figure, Result
+from common.setting import Case, Setting, verify
 from copies.measure import BOTH_WAYS, PINNED, Bench
 from images import kernel, turns
 from images.cases import Park
 from neighbour.measure import IN_FLIGHT, beside_foreign
-
-from common.report import Figure, Result
-from common.setting import Case, Setting, verify
 from strata_copy import CALLER_SYNCED, Arena, Image
 from strata_copy.presets import qwen3_8_flash_next
 from strata_copy.rig import Session
@@ -66,7 +65,7 @@ class Images:
         """An image that has grown turn by turn, each of them parked; beside it the same extents on one stream."""
         image = self.image()
         plan, begin = self.setting.copier.plan(self.slot.state, image), 0
-        for length in range(self.upto // steps, self.upto + 1, self.upto // steps):
+        for length in (self.upto * step // steps for step in range(1, steps + 1)):
             plan.submit(length, begin=begin, after=CALLER_SYNCED).sync()
             begin = length
         park, take = self.cases(image)
@@ -91,9 +90,8 @@ class Images:
             case.spoil()
             copies = max(1, round(IN_FLIGHT / case.bytes))
             found += beside_foreign(self.setting, case, way, whom, copies, rounds=10)
-        self.bench.result.wrong += verify("beside a foreign copy", park, take)
-        found += kernel.rows(self.setting, self.bench.result, {"a park": park, "a take": take})
-        self.bench.result.wrong += verify("beside a kernel", park, take)
+        found += kernel.rows(self.bench.result, {"a park": park, "a take": take}, self.setting.quick)
+        self.bench.result.wrong += verify("beside a foreign copy and a kernel", park, take)
         return found
 
     def image(self) -> Image:

@@ -1,11 +1,11 @@
 """What a turn costs: a slot that has read a few tokens is parked, and the image is taken into another slot."""
 
 import numpy as np
-from images.cases import Park
-from images.loops import moved
 
 from common.report import Figure, Result, spread
 from common.setting import Case, Setting
+from images.cases import Park
+from images.loops import moved
 from strata_copy.rig import Session, conversation, differences, put
 
 NEW = 383  # tokens
@@ -32,7 +32,7 @@ def rows(setting: Setting, result: Result, park: Park, take: Case) -> list[Figur
     idle.append(moved(take.plan, upto, stream))
     result.wrong += [f"turns: {line}" for line in differences(other, conversation(other, upto, **content))]
     name = f"a turn of {new} of {upto} tokens"
-    least = changed(slot, upto, upto - new, content)
+    least = [changed(slot, length, length - new, content) for length in range(begin + new, upto + 1, new)]
     return [
         *figures(f"{name}, park", parked[1:], least),
         *figures(f"{name}, take into another slot", taken[1:], least),
@@ -45,10 +45,11 @@ def changed(slot: Session, upto: int, begin: int, content: dict) -> int:
     return sum(span.end - span.begin for span in conversation(slot, upto, begin=begin, **content))
 
 
-def figures(name: str, copies: list[tuple[int, int, int]], least: int) -> list[Figure]:
+def figures(name: str, copies: list[tuple[int, int, int]], least: list[int]) -> list[Figure]:
+    """The mean of all turns' bytes beside that of what they must move, for a unit is partly filled now and then."""
     samples = times(copies)
     return [
-        Figure(f"{name}: bytes", int(np.median([n for n, *_ in copies])), "bytes", least),
+        Figure(f"{name}: bytes", float(np.mean([n for n, *_ in copies])), "bytes", float(np.mean(least))),
         Figure(name, samples["ms"]["median"], "ms", samples=samples),
     ]
 
