@@ -358,7 +358,7 @@ def _line(session: Session, offset: int, wanted: int, found: int) -> str:
 
 
 def _each_piece(work: Callable[[int, int], Result], n: int) -> list[Result]:
-    """What `work(start, bytes)` returns of each piece of `n` bytes, in order: by several threads, if there are several."""
+    """What `work(start, bytes)` returns of each piece of `n` bytes, in order; several are given to several threads."""
     pieces = [(start, min(PIECE, n - start)) for start in range(0, n, PIECE)]
     if len(pieces) < 2:
         return [work(*piece) for piece in pieces]
