@@ -27,6 +27,7 @@ from strata_copy.system cimport (
 )
 
 from strata_copy import runtime
+from strata_copy.errors import Refused
 from strata_copy.places import address, nanoseconds, whole
 
 cdef enum:
@@ -99,8 +100,14 @@ cdef class Arena:
     def __enter__(self):
         return self
 
-    def __exit__(self, *exception):
-        self.close()
+    def __exit__(self, kind, value, traceback):
+        """Closes. An exception that is under way goes first: what it holds may be why the arena cannot be closed, and without images it
+        gives everything back by itself."""
+        try:
+            self.close()
+        except Refused:
+            if kind is None:
+                raise
 
     def close(self):
         """Ends the growth and gives everything back. Raises Refused while an image has memory of it, and where CUDA would not
@@ -411,7 +418,8 @@ cdef int arena_close(ArenaData *arena, Error *error) noexcept nogil:
     pthread_mutex_lock(&arena.lock)
     if arena.used > 0:
         error.found = arena.used
-        outcome(error, REFUSED, REASON_BUSY, "%ld bytes of the arena are used by images: let go of them first", error.found)
+        outcome(error, REFUSED, REASON_BUSY, "%ld bytes of the arena are used by images: discard them, or delete their keys from "
+                "the pool; a plan or a ticket holds its image", error.found)
     else:
         arena.closing = True
     pthread_mutex_unlock(&arena.lock)
