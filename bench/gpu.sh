@@ -1,5 +1,5 @@
 #!/bin/sh
-# The benchmarks for real, on a machine with a GPU: about three minutes. Called by `make gpu`, which has built strata_copy in place.
+# The benchmarks for real, on a machine with a GPU: about five minutes. Called by `make gpu`, which has built strata_copy in place.
 # STRATA_COPY_COMMIT names what is measured, PYTHON the interpreter; arguments go to run.py.
 set -eu
 here=$(dirname "$0")

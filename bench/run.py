@@ -1,4 +1,4 @@
-"""Runs the benchmarks: python bench/run.py [submit] [copies] [neighbour] [queueing] [strata] [arena]
+"""Runs the benchmarks: python bench/run.py [submit] [copies] [neighbour] [queueing] [strata] [arena] [images]
 
 They are built before, by python bench/setup.py build_ext --inplace. STRATA_COPY_RUNTIME says which runtime is measured,
 as for the library. A missed goal is no failure; wrong bytes are, and ceilings below what this kind of device has.
@@ -12,6 +12,7 @@ import click
 
 import arena.measure
 import copies.measure
+import images.measure
 import neighbour.measure
 import queueing.measure
 import strata.measure
@@ -27,6 +28,7 @@ BENCHES = {
     "queueing": queueing.measure.run,
     "strata": strata.measure.run,
     "arena": arena.measure.run,
+    "images": images.measure.run,
 }
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -52,6 +54,7 @@ def main(benches: tuple[str, ...], quick: bool, long: bool, rings: bool, tokens:
     opened = runtime.open()
     setting, results = Setting(quick), []
     options = {
+        "images": {"long": long},
         "copies": {"long": long},
         "queueing": {"long_copies": long, "rings": rings},
         "strata": {"long": long, "tokens": tokens},

@@ -19,8 +19,8 @@ PACKAGE = Path(strata_copy.__file__).resolve().parent
 INCLUDE = str(Path(strata_copy.get_include()).resolve())
 os.chdir(BENCH)  # names of modules count from here
 EXAMPLE = ROOT / "examples" / "engine_loop"
-LOOPS = ["common.failure", "common.extents", "submit.loops", "copies.loops", "copies.latency"]
-LOOPS += ["neighbour.loops", "queueing.loops", "strata.loops", "arena.loops"]
+LOOPS = ["common.failure", "common.extents", "common.small", "submit.loops", "copies.loops", "copies.latency"]
+LOOPS += ["neighbour.loops", "queueing.loops", "strata.loops", "arena.loops", "images.loops"]
 C_SOURCES = {"submit.loops": ["submit/twin.c"], "strata.loops": ["strata/save.c"]}
 
 

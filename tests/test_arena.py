@@ -5,6 +5,7 @@ import ctypes
 import mmap
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -142,6 +143,23 @@ def test_what_is_pinned_when_cuda_refuses_is_kept(nth, code):
     else:
         with pytest.raises(sc.CopyError):
             arena.close()
+
+
+@pytest.mark.host
+def test_memory_of_a_piece_that_is_not_registered_any_more_is_given_back():
+    """The next piece is there before the one before it is registered."""
+
+    def resident():
+        fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
+        return int(fields[1]) * mmap.PAGESIZE
+
+    piece = 128 * MIB
+    host_runtime.fail("cudaHostRegister", 2, NOT_SUPPORTED, forever=True)
+    before = resident()
+    with sc.Arena(4 * piece, piece=piece, pause=0.0, threads=2) as arena:
+        assert arena.pinned == piece
+        assert resident() - before < 1.5 * piece
+    assert resident() - before < piece / 2
 
 
 @pytest.mark.host

@@ -86,6 +86,37 @@ def test_it_grows_by_any_steps_over_any_pieces(copier, memory, arena, case):
         assert any(base <= to and last <= base + size for base, size, _ in pieces)
 
 
+def test_an_arena_is_closed_once_its_images_are_discarded_whoever_refers_to_them(copier, memory):
+    layout = LAYOUTS["int8"]
+    source, arena = memory(layout, 1), sc.Arena(2 << 20, piece=2 << 20)
+    pool = sc.Pool(arena, layout, chunk=4)
+    plan = copier.plan(source.state, pool.image("a", (20, 20)))
+    ticket = done(plan.submit((20, 20), after=SYNCED))
+    with pytest.raises(sc.Refused, match="bytes of the arena are used by images: discard them, or delete their keys"):
+        arena.close()
+    del pool["a"]
+    arena.close()
+    assert ticket.plan is plan
+
+
+def test_what_went_wrong_goes_before_what_the_arena_says():
+    """The exception holds the image by its traceback: closing is not what failed."""
+    made = []
+
+    def ask_for_too_much():
+        with sc.Arena(64 * KIB, piece=64 * KIB) as arena:
+            made.extend([arena, sc.Image(arena, LAYOUTS["int8"])])
+            made[1].reserve((1 << 20, 1 << 20))
+
+    with pytest.raises(sc.Refused, match="bytes more are needed"):
+        ask_for_too_much()
+    arena, image = made
+    assert arena.used == image.bytes > 0
+    image.discard()
+    arena.close()
+    assert arena.registered == 0
+
+
 def test_growing_moves_no_byte(copier, memory, arena):
     layout = LAYOUTS["int8"]
     source = memory(layout, 1)

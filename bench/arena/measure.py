@@ -1,23 +1,25 @@
-"""Seconds for each GiB of pinned memory, by an arena and by cudaHostAlloc, and how long a copy loop of another thread
-is held up meanwhile."""
+"""Seconds for each GiB of pinned memory, by an arena and by cudaHostAlloc, how long a copy loop of another thread is
+held up meanwhile, and whether a Global capture beside it stays valid."""
 
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 
 from arena.loops import Loop
 from common.report import Figure, Result, spread
 from common.setting import Setting
-from strata_copy import Arena, runtime
+from strata_copy import Arena, Refused, runtime
 
 GIB = 1 << 30
 SECONDS = 0.10  # for a GiB, with 8 threads
 STALL = 60.0  # ms
 FOREIGN = 4096  # bytes of the copy beside it
-THREADS = (1, 8)
+GLOBAL = 0  # the strictest mode of a capture
+
+Way = Callable[[], AbstractContextManager[None]]
 
 
 def run(setting: Setting) -> Result:
@@ -25,22 +27,46 @@ def run(setting: Setting) -> Result:
     total = piece * pieces
     result = Result("arena", {"bytes": total, "piece": piece, "rounds": rounds, "foreign bytes": FOREIGN})
     touch(total)
-    ways: dict[str, Callable[[], Iterator[None]]] = {
-        f"arena, {n} thread{'s' if n > 1 else ''}": lambda n=n: by_arena(result, total, piece, n) for n in THREADS
-    }
-    ways["cudaHostAlloc"] = lambda: by_host_alloc(piece, pieces)
-    for name, way in ways.items():
-        seconds = np.array([timed(way) for _ in range(rounds)]) * GIB / total
-        stalls = [beside(way) for _ in range(rounds)]
-        goals = (SECONDS, STALL) if name == "arena, 8 threads" else (None, None)
-        found = spread(seconds, 1, 4)
-        result.figures.append(Figure(name, found["median"], "s/GiB", goals[0], samples=found))
-        longest = max(float(times.max()) for times in stalls) / 1e6
-        between = spread(np.concatenate(stalls), 1e-6, 4)
-        result.figures.append(Figure(f"longest copy beside {name}", round(longest, 3), "ms", goals[1], samples=between))
-    alone = spread(beside(lambda: asleep(0.01 if setting.quick else 1.0)), 1e-6, 4)
-    result.figures.append(Figure("longest copy alone", alone["worst"], "ms", samples=alone))
+
+    def ours() -> AbstractContextManager[None]:
+        return by_arena(result, total, piece, threads=8)
+
+    result.figures += costs("arena, 8 threads", ours, total, rounds, (SECONDS, STALL))
+    # What it is compared with takes long: once, and of half the bytes.
+    half = total // 2
+    result.figures += costs("arena, 1 thread", lambda: by_arena(result, half, piece, threads=1), half, 1)
+    result.figures += costs("cudaHostAlloc", lambda: by_host_alloc(piece, pieces // 2), half, 1)
+    result.figures += [captures(ours, rounds), closes(total, piece), alone(0.01 if setting.quick else 1.0)]
     return result
+
+
+def costs(name: str, way: Way, total: int, rounds: int, goals: tuple = (None, None)) -> list[Figure]:
+    """Seconds for a GiB, and again the longest copy beside it."""
+    seconds = spread(np.array([timed(way) for _ in range(rounds)]) * GIB / total, 1, 4)
+    copies = spread(np.concatenate([beside(way) for _ in range(rounds)]), 1e-6, 4)
+    return [
+        Figure(name, seconds["median"], "s/GiB", goals[0], samples=seconds),
+        Figure(f"longest copy beside {name}", copies["worst"], "ms", goals[1], samples=copies),
+    ]
+
+
+def captures(way: Way, rounds: int) -> Figure:
+    """The share of captures that were open while memory was had and given back, and had their node in the end."""
+    valid = [stays_valid(way) for _ in range(rounds)]
+    return Figure(
+        "Global captures that stayed valid beside arena", sum(valid) / rounds, "", 1.0, more=True, samples={"n": rounds}
+    )
+
+
+def closes(total: int, piece: int) -> Figure:
+    arena = Arena(total, piece=piece, threads=8)
+    found = spread(beside(lambda: closing(arena)), 1e-6, 4)
+    return Figure("longest copy beside an arena that closes", found["worst"], "ms", samples=found)
+
+
+def alone(seconds: float) -> Figure:
+    found = spread(beside(lambda: asleep(seconds)), 1e-6, 4)
+    return Figure("longest copy alone", found["worst"], "ms", samples=found)
 
 
 def touch(total: int) -> None:
@@ -67,20 +93,26 @@ def by_host_alloc(piece: int, pieces: int) -> Iterator[None]:
 
 
 @contextmanager
+def closing(arena: Arena) -> Iterator[None]:
+    arena.close()
+    yield
+
+
+@contextmanager
 def asleep(seconds: float) -> Iterator[None]:
     time.sleep(seconds)
     yield
 
 
-def timed(way: Callable[[], Iterator[None]]) -> float:
+def timed(way: Way) -> float:
     started = time.monotonic()
     with way():
         return time.monotonic() - started
 
 
-def beside(way: Callable[[], Iterator[None]]) -> np.ndarray:
+def beside(way: Way) -> np.ndarray:
     """ns of each copy of another thread, from when the memory is asked for until it is there."""
-    loop = Loop(FOREIGN)
+    loop = Loop(FOREIGN, True)
     try:
         with ThreadPoolExecutor(1) as thread:
             loop.start()
@@ -91,3 +123,18 @@ def beside(way: Callable[[], Iterator[None]]) -> np.ndarray:
     finally:
         loop.stop()
         loop.close()
+
+
+def stays_valid(way: Way) -> bool:
+    """Whether a capture of this thread that is begun before and ended behind gets its node."""
+    stream, memory = runtime.stream_create(), runtime.malloc(FOREIGN)
+    runtime.stream_begin_capture(stream, GLOBAL)
+    try:
+        with way():
+            runtime.memset_async(memory, 0, FOREIGN, stream)
+        return runtime.stream_end_capture(stream) == 1
+    except (Refused, runtime.CudaError):
+        return False
+    finally:
+        runtime.stream_destroy(stream)
+        runtime.free(memory)

@@ -11,14 +11,15 @@ from strata_copy.cudart cimport cudaMemoryTypeDevice, cudaPointerAttributes, cud
 
 
 cdef class Extents:
-    """What `plan.submit(upto)` copies. `n` extents in `layers` layers, `bytes` in all.
+    """What `plan.submit(upto)` copies. `n` extents in `layers` layers, `bytes` in all. One of its states at least is no image.
 
     The plan is asked once, before anything is measured: code that copies without this library knows its addresses too.
     """
 
     def __init__(self, plan, upto):
         found = plan.extents(upto)
-        layer_at = layers_by_address(plan.target)
+        (source_state,), dense = set(plan.sources.values()), len(plan.target.places) > 0
+        layer_at = layers_by_address(plan.target if dense else source_state)
         starts = sorted(layer_at)
         self.items = <Extent *>calloc(len(found), sizeof(Extent))
         if self.items == NULL:
@@ -26,7 +27,7 @@ cdef class Extents:
         self.n, self.layers = len(found), plan.layout.layers
         latest = -1
         for i, (target, source, width, rows, target_pitch, source_pitch) in enumerate(found):
-            layer = -1 if rows > 1 else layer_at[starts[bisect_right(starts, target) - 1]]
+            layer = -1 if rows > 1 else layer_at[starts[bisect_right(starts, target if dense else source) - 1]]
             if layer < latest:
                 raise ValueError(f"extent {i}: {rows} rows, layer {layer} after layer {latest}; dense places are needed")
             latest = layer

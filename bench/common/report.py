@@ -34,7 +34,11 @@ class Figure:
 
 @dataclass
 class Result:
-    """What one benchmark found. wrong: bytes that were not what they should be; void: why no figure counts."""
+    """What one benchmark found.
+
+    wrong: bytes that were not what they should be. void: why no figure counts. left_out: names of figures that could
+    not be had, and why.
+    """
 
     bench: str
     parameters: dict
@@ -42,6 +46,7 @@ class Result:
     ceilings: dict = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     void: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 def spread(values: Sequence[float] | np.ndarray, scale: float = 1.0, digits: int = 3) -> dict:
@@ -68,6 +73,7 @@ def write(result: Result, machine: dict, folder: Path) -> Path:
         "verified": not result.wrong,
         "wrong": result.wrong,
         "void": result.void,
+        "left_out": result.left_out,
         "ceilings": result.ceilings,
         "figures": [{**asdict(figure), "met": figure.met} for figure in result.figures],
     }
@@ -82,9 +88,13 @@ def show(results: Iterable[Result]) -> None:
             goal = "" if figure.goal is None else f"{'>=' if figure.more else '<='} {figure.goal:.4g}"
             met = {None: "", True: "yes", False: "NO"}[figure.met]
             table.add_row(result.bench, figure.name, f"{figure.value:.4g} {figure.unit}", goal, met)
+        for name in result.left_out:
+            table.add_row(result.bench, name, "not measured")
     console = Console(width=None if Console().is_terminal else 120)
     console.print(table)
     for result in results:
+        for name, why in result.left_out.items():
+            console.print(f"not measured: {result.bench}: {name}: {why}", markup=False)
         for text in result.void:
             console.print(f"void: {result.bench}: {text}", markup=False)
         for text in result.wrong:

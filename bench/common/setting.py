@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from common.ceilings import Ceilings, void_ways
 from common.extents import Extents
 from common.report import Result
-from strata_copy import Copier, runtime
+from strata_copy import Copier, Image, runtime
 from strata_copy.presets import qwen3_8_flash_next
 from strata_copy.rig import Session, mismatches
 
@@ -80,11 +80,16 @@ class Setting:
 
 
 class Case:
-    """A copy between two sessions at one length, which is spoiled before it is timed and verified after."""
+    """A copy between two sessions at one length, which is spoiled before it is timed and verified after.
 
-    def __init__(self, setting: Setting, source: Session, target: Session, upto: int) -> None:
+    image: what is copied from instead of the source, whose bytes it has.
+    """
+
+    def __init__(
+        self, setting: Setting, source: Session, target: Session, upto: int, *, image: Image | None = None
+    ) -> None:
         self.source, self.target, self.upto = source, target, upto
-        self.plan = setting.copier.plan(source.state, target.state)
+        self.plan = setting.copier.plan(source.state if image is None else image, target.state)
         self.extents = Extents(self.plan, upto)
         self.bytes = self.extents.bytes
         self._setting = setting
@@ -104,4 +109,4 @@ class Case:
 def verify(name: str, *cases: Case) -> list[str]:
     """What is wrong with targets that were copied to at once, each line with the name of what was timed."""
     with ThreadPoolExecutor() as threads:
-        return [f"{name}: {line}" for lines in threads.map(Case.wrong, cases) for line in lines]
+        return [f"{name}: {line}" for lines in threads.map(lambda case: case.wrong(), cases) for line in lines]

@@ -7,8 +7,9 @@ cimport strata_copy as sc
 from common.clock cimport now
 from common.extents cimport Extents, copy_extent
 from common.failure cimport check, noted
+from common.small cimport SmallCopy
 from strata_copy.atomics cimport load_u64, store_u64
-from strata_copy.cudart cimport cudaErrorNotReady, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, rt
+from strata_copy.cudart cimport cudaMemcpyDefault, cudaStream_t, rt
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from strata_copy import runtime
 
 cdef enum:
     MAX_COPIES = 16
-    MAX_SAMPLES = 1 << 16
 
 
 # A long copy under way: a ticket of ours, or a plain one behind which the device sets a word.
@@ -32,39 +32,30 @@ cdef bint has_ended(const Long *copy) noexcept nogil:
     return load_u64(copy.word) != 0
 
 
-cdef class Foreign:
-    """A copy of `size` bytes between the device and pinned memory, on a non-blocking stream of its own, again and again.
+cdef class Foreign(SmallCopy):
+    """A small copy again and again.
 
-    inwards: from pinned memory to the device. at_random False: after each copy the thread sleeps for `period` ns, as a loop that works in
-    between does. That keeps step with the gaps of a long copy whose chunks take a little longer. at_random True: it is awake, and the
-    pause is anything up to twice as long, so that the copies come at every point of a chunk alike. `close` it.
+    at_random False: after each copy the thread sleeps for `period` ns, as a loop that works in between does. That keeps step with the gaps
+    of a long copy whose chunks take a little longer. at_random True: it is awake, and the pause is anything up to twice as long, so that
+    the copies come at every point of a chunk alike. `close` it.
     """
 
-    cdef size_t device, pinned, size, word, cell    # addresses; word: pinned; cell: on the device, holds 1
-    cdef bint inwards
+    cdef size_t word, cell      # addresses; word: pinned; cell: on the device, holds 1
     cdef public bint at_random
     cdef int64_t period
     cdef uint64_t drawn         # the latest random number
-    cdef size_t stream, event
-    cdef int64_t[::1] times
-    cdef int samples            # of the latest run
 
     def __init__(self, size_t size, int64_t period, bint inwards):
-        self.size, self.period, self.inwards, self.drawn = size, period, inwards, 1
-        self.device, self.pinned = runtime.malloc(size), runtime.host_alloc(size)
+        super().__init__(size, inwards)
+        self.period, self.drawn = period, 1
         self.word, self.cell = runtime.host_alloc(8), runtime.malloc(8)
         store_u64(<uint64_t *>self.word, 1)
         runtime.memcpy(self.cell, self.word, 8)
-        self.stream, self.event = runtime.stream_create(), runtime.event_create()
-        self.times = np.zeros(MAX_SAMPLES, np.int64)
 
     def close(self):
-        runtime.stream_destroy(self.stream)
-        runtime.event_destroy(self.event)
-        for address in (self.device, self.cell):
-            runtime.free(address)
-        for address in (self.pinned, self.word):
-            runtime.host_free(address)
+        super().close()
+        runtime.free(self.cell)
+        runtime.host_free(self.word)
 
     def alone(self, int n):
         """ns of each of `n` foreign copies on an idle device."""
@@ -73,7 +64,7 @@ cdef class Foreign:
         cdef int code = 0
         self.samples = 0
         with nogil:
-            while code == 0 and self.samples < min(n, <int>MAX_SAMPLES):
+            while code == 0 and self.samples < n:
                 while now() < due:
                     pass
                 code = self.copy(&error)
@@ -159,22 +150,3 @@ cdef class Foreign:
             return now()
         self.drawn = self.drawn * 6364136223846793005ULL + 1442695040888963407ULL     # Knuth's MMIX generator; its high bits
         return now() + <int64_t>(2 * self.period * ((self.drawn >> 33) / <double>(1 << 31)))
-
-    cdef int copy(self, sc.Error *error) noexcept nogil:
-        """One foreign copy, from its call until its event is found complete."""
-        cdef int64_t start = now()
-        cdef int code = noted(rt.cudaMemcpyAsync(<void *>(self.device if self.inwards else self.pinned),
-                                                 <void *>(self.pinned if self.inwards else self.device), self.size, cudaMemcpyDefault,
-                                                 <cudaStream_t>self.stream), "cudaMemcpyAsync", error)
-        if code == 0:
-            code = noted(rt.cudaEventRecord(<cudaEvent_t>self.event, <cudaStream_t>self.stream), "cudaEventRecord", error)
-        while code == 0:
-            code = rt.cudaEventQuery(<cudaEvent_t>self.event)
-            if code != cudaErrorNotReady:
-                break
-            code = 0
-        if code != 0:
-            return noted(code, "cudaEventQuery", error)
-        self.times[self.samples % <int>MAX_SAMPLES] = now() - start
-        self.samples = min(self.samples + 1, <int>MAX_SAMPLES)
-        return 0

@@ -61,6 +61,19 @@ def beside_ours(foreign: Foreign, case: Case, copies: int, rounds: int) -> dict:
     return found
 
 
+def beside_foreign(setting: Setting, case: Case, way: str, whom: str, copies: int, rounds: int) -> list[Figure]:
+    """Foreign copies in the direction `way` beside some of one case: with sleeps in between, and at random."""
+    copies, rounds = (1, 1) if setting.quick else (copies, rounds)
+    foreign = Foreign(FOREIGN, PERIOD, way == "h2d")
+    try:
+        found = beside_ours(foreign, case, copies, rounds)
+    finally:
+        foreign.close()
+    rate = round(copies * case.bytes / float(np.median(found["at random"][1])), 2)
+    ceiling = setting.ceilings.found[way]
+    return [*waits(way, whom, found, ceiling), Figure(f"{way}: {whom} meanwhile", rate, "GB/s")]
+
+
 def joined(rounds: list) -> tuple[np.ndarray, list[int]]:
     return np.concatenate([times for times, _ in rounds]), [took for _, took in rounds]
 

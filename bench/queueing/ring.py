@@ -1,12 +1,10 @@
 """Pinned memory to pinned memory, through the ring and by the driver, and a foreign copy beside the ring."""
 
-import numpy as np
 from copies.loops import by_library, by_streams
-from neighbour.loops import Foreign
 
 from common.report import Figure, Result, spread
 from common.setting import Case, Setting, verify
-from neighbour.measure import FOREIGN, IN_FLIGHT, PERIOD, beside_ours, waits
+from neighbour.measure import IN_FLIGHT, beside_foreign
 from queueing.loops import WHAT, by_submit
 
 RATIO, SUBMIT = 6, 1.0  # goals: of the driver's speed; ms
@@ -33,7 +31,8 @@ def rows(setting: Setting, result: Result, rings: bool) -> list[Figure]:
         Figure(f"submit, {name}", submit["median"], "ms", SUBMIT, samples=submit),
     ]
     for way in ("d2h", "h2d"):
-        found += beside_foreign(setting, case, way)
+        case.spoil()
+        found += beside_foreign(setting, case, way, "the ring", -int(-IN_FLIGHT // case.bytes), 5)
     result.wrong += verify("the ring beside a foreign copy", case)
     return found + (compared(setting, result) if rings else [])
 
@@ -45,22 +44,6 @@ def pinned_to_pinned(setting: Setting) -> Case:
 
 def gb_per_s(case: Case, ms: dict) -> float:
     return round(case.bytes / ms["median"] / 1e6, 2)
-
-
-def beside_foreign(setting: Setting, case: Case, way: str) -> list[Figure]:
-    """As in neighbour: the foreign copy sleeps, and comes at random."""
-    copies, rounds = (1, 1) if setting.quick else (-int(-IN_FLIGHT // case.bytes), 5)
-    foreign = Foreign(FOREIGN, PERIOD, way == "h2d")
-    case.spoil()
-    try:
-        found = beside_ours(foreign, case, copies, rounds)
-    finally:
-        foreign.close()
-    rate = round(copies * case.bytes / float(np.median(found["at random"][1])), 2)
-    return [
-        *waits(way, "the ring", found, setting.ceilings.found[way]),
-        Figure(f"{way}: the ring meanwhile", rate, "GB/s"),
-    ]
 
 
 def compared(setting: Setting, result: Result) -> list[Figure]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from strata_copy import runtime
 
-WHAT = ("submit", "waits", "poll_in_flight", "poll_after")
+WHAT = ("submit", "waits", "poll_in_flight", "poll_after", "bytes")
 cdef enum:
     POLLS = 200
 
@@ -36,6 +36,7 @@ cdef struct Setting:
     const Extent *extents
     int n, n_layers
     cudaStream_t consumer
+    sc.State *told              # the source, where each submit comes behind words of the engine's; else NULL
 
 
 cdef class Twin:
@@ -65,19 +66,26 @@ cdef class Twin:
             raise RuntimeError("the twin's word was not set")
 
 
-def in_turn(plan, Twin twin, int64_t upto, int repetitions, int warm_up):
+def in_turn(plan, Twin twin, int64_t upto, int repetitions, int warm_up, bint told=False):
     """(ours, the twin's): int64 arrays of (repetition, WHAT) in ns; polls are the mean of 200, and ours alone; -1 where a copy had
-    ended before it could be polled in flight."""
+    ended before it could be polled in flight. bytes: of ours.
+
+    Requests name no `begin`: the lineages are asked. told: before each submit, and not timed, the engine says that the source was written
+    anew, so that there are lineages to compare, and all has to move.
+    """
     cdef int64_t[:, ::1] ours = np.full((repetitions, len(WHAT)), -1, np.int64)
     cdef int64_t[:, ::1] theirs = np.full((repetitions, len(WHAT)), -1, np.int64)
-    cdef int64_t unread[4]
+    cdef int64_t unread[5]
     cdef Setting s
     cdef sc.Request request = sc.request_new(&upto, 1)
     cdef sc.Error error
     cdef int i, side, status = 0
     request.flags = sc.CALLER_SYNCED
     s.plan, s.request, s.twin, s.extents, s.n = sc.plan_of(plan), &request, &twin.data, twin.extents.items, twin.extents.n
-    s.n_layers = twin.extents.layers
+    s.n_layers, s.told = twin.extents.layers, NULL
+    if told:
+        (source,) = set(plan.sources.values())
+        s.told = sc.state_of(source)
     check(noted(rt.cudaStreamCreateWithFlags(&s.consumer, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", &error), &error)
     with nogil:
         for i in range(-warm_up, repetitions):
@@ -97,7 +105,14 @@ cdef int by_library(const Setting *s, int64_t *took, sc.Error *error) noexcept n
     cdef sc.Ticket ticket
     cdef sc.Progress progress
     cdef int64_t start, submitted, waited
+    cdef int64_t nothing = 0
     cdef int layer, status
+    if s.told != NULL:
+        status = sc.rewound(s.told, &nothing, 1, error)
+        if status == 0:
+            status = sc.advanced(s.told, s.request.upto, 1, error)
+        if status != 0:
+            return status
     status = noted(rt.cudaDeviceSynchronize(), "cudaDeviceSynchronize", error)
     if status != 0:
         return status
@@ -117,7 +132,7 @@ cdef int by_library(const Setting *s, int64_t *took, sc.Error *error) noexcept n
         if progress.status != sc.AGAIN:
             took[2] = -1
         status = sc.sync(ticket, -1, error)
-        took[3] = poll_cost(ticket, &progress)
+        took[3], took[4] = poll_cost(ticket, &progress), progress.bytes_total
     sc.release(&ticket)
     return status
 

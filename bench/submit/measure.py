@@ -39,7 +39,19 @@ def run(setting: Setting) -> Result:
     with python_thread():
         times = in_turn(case.plan, twin, tokens, repetitions, warm_up)
     result.figures += compared(*times, ", beside a busy Python thread")
+    result.figures += spoken_of(case, twin, result, repetitions, warm_up)
     return result
+
+
+def spoken_of(case: Case, twin: Twin, result: Result, repetitions: int, warm_up: int) -> list[Figure]:
+    """The same where the engine says what it writes: lineages are compared, and find that all has to move."""
+    ours, theirs = in_turn(case.plan, twin, case.upto, repetitions, warm_up, told=True)
+    for session in (case.source, case.target):
+        session.state.reset()  # for those who come later nobody has spoken of it
+    moved = {int(n) for n in ours[:, WHAT.index("bytes")]}
+    if moved != {case.bytes}:
+        result.wrong.append(f"a source that was written anew: {sorted(moved)} bytes moved, {case.bytes} are wanted")
+    return compared(ours, theirs, ", lineages compared")
 
 
 def proofs(case: Case, twin: Twin) -> list[str]:

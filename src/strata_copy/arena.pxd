@@ -1,8 +1,8 @@
 """Arenas: pinned memory in pieces, and what of it is free.
 
 A piece is one registration; a copy may not cross two, so nothing that is taken does. Pieces are made on a thread of the arena's own,
-one after another with a pause, for registering holds up the CUDA calls of every other thread. `registered` counts what is registered
-or about to be: it is taken from the budget before CUDA is asked.
+one after another with a pause, for registering holds up the CUDA calls of every other thread; the next one is mapped and touched
+meanwhile. `registered` counts what is registered or about to be: it is taken from the budget before CUDA is asked.
 
 `ArenaData.lock` guards everything that is not written once. No CUDA call is made while it is held, and no other lock is taken.
 """

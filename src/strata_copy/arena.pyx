@@ -27,6 +27,7 @@ from strata_copy.system cimport (
 )
 
 from strata_copy import runtime
+from strata_copy.errors import Refused
 from strata_copy.places import address, nanoseconds, whole
 
 cdef enum:
@@ -99,8 +100,14 @@ cdef class Arena:
     def __enter__(self):
         return self
 
-    def __exit__(self, *exception):
-        self.close()
+    def __exit__(self, kind, value, traceback):
+        """Closes. An exception that is under way goes first: what it holds may be why the arena cannot be closed, and without images it
+        gives everything back by itself."""
+        try:
+            self.close()
+        except Refused:
+            if kind is None:
+                raise
 
     def close(self):
         """Ends the growth and gives everything back. Raises Refused while an image has memory of it, and where CUDA would not
@@ -411,7 +418,8 @@ cdef int arena_close(ArenaData *arena, Error *error) noexcept nogil:
     pthread_mutex_lock(&arena.lock)
     if arena.used > 0:
         error.found = arena.used
-        outcome(error, REFUSED, REASON_BUSY, "%ld bytes of the arena are used by images: let go of them first", error.found)
+        outcome(error, REFUSED, REASON_BUSY, "%ld bytes of the arena are used by images: discard them, or delete their keys from "
+                "the pool; a plan or a ticket holds its image", error.found)
     else:
         arena.closing = True
     pthread_mutex_unlock(&arena.lock)
@@ -423,16 +431,71 @@ cdef int arena_close(ArenaData *arena, Error *error) noexcept nogil:
 
 # ---- growing
 
+# Memory of a piece that is not registered yet, and not of the budget.
+cdef struct Mapped:
+    ArenaData *arena
+    char *base                  # NULL: it could not be had
+    size_t bytes                # 0: none is wanted
+    Error error
+    pthread_t thread            # that maps it
+    bint threaded
+
+
 cdef int grow(Job *job, const Guard *guard) noexcept nogil:
+    """Touching a piece takes as long as registering two: the next one is touched meanwhile."""
     cdef ArenaData *arena = job.arena
-    cdef size_t bytes = reserve(arena, arena.piece_bytes)
+    cdef Mapped ahead, this
     cdef int status = OK
-    while bytes > 0:
-        status = make_piece(arena, bytes, guard, &job.error)
+    map_ahead(&ahead, arena)
+    while ahead.bytes > 0:
+        this = mapped_one(&ahead)
+        take_of_budget(&this)
+        map_ahead(&ahead, arena)
+        status = make_piece(&this, guard, &job.error)
         if status != OK or not pause(arena):
             break
-        bytes = reserve(arena, arena.piece_bytes)
+    if ahead.bytes > 0:
+        this = mapped_one(&ahead)
+        unmap(&this, 0)
     return status
+
+
+cdef void map_ahead(Mapped *ahead, ArenaData *arena) noexcept nogil:
+    """Begins to map what the budget has room for at present."""
+    ahead.arena, ahead.base, ahead.threaded = arena, NULL, False
+    clear(&ahead.error)
+    pthread_mutex_lock(&arena.lock)
+    ahead.bytes = 0 if arena.stop else min(arena.piece_bytes, arena.budget - arena.registered)
+    pthread_mutex_unlock(&arena.lock)
+    if ahead.bytes > 0:
+        ahead.threaded = pthread_create(&ahead.thread, NULL, map_main, ahead) == 0
+
+
+cdef void *map_main(void *argument) noexcept nogil:
+    cdef Mapped *mapped = <Mapped *>argument
+    mapped.base = map_piece(mapped.arena, mapped.bytes, &mapped.error)
+    return NULL
+
+
+cdef Mapped mapped_one(Mapped *ahead) noexcept nogil:
+    """Waits for the thread that maps it: for as long as touching takes."""
+    if ahead.threaded:
+        pthread_join(ahead.thread, NULL)
+    else:
+        map_main(ahead)
+    return ahead[0]
+
+
+cdef void take_of_budget(Mapped *mapped) noexcept nogil:
+    """Others may have used it up meanwhile: what it has no room for any more is given back."""
+    if mapped.base != NULL:
+        unmap(mapped, reserve(mapped.arena, mapped.bytes))
+
+
+cdef void unmap(Mapped *mapped, size_t keep) noexcept nogil:
+    if mapped.base != NULL and keep < mapped.bytes:
+        munmap(mapped.base + keep, mapped.bytes - keep)
+    mapped.bytes = keep
 
 
 cdef bint pause(ArenaData *arena) noexcept nogil:
@@ -472,13 +535,14 @@ cdef void unreserve(ArenaData *arena, size_t bytes) noexcept nogil:
     pthread_mutex_unlock(&arena.lock)
 
 
-cdef int make_piece(ArenaData *arena, size_t bytes, const Guard *guard, Error *error) noexcept nogil:
-    """Maps, touches and registers `bytes` that are reserved; what cannot be registered is given back and ends the growth."""
-    cdef char *base = map_piece(arena, bytes, error)
-    cdef size_t done = 0, attempt = bytes, least = min(<size_t>LEAST, arena.piece_bytes // 16)
+cdef int make_piece(const Mapped *mapped, const Guard *guard, Error *error) noexcept nogil:
+    """Registers what is mapped; what cannot be registered is given back and ends the growth."""
+    cdef ArenaData *arena = mapped.arena
+    cdef char *base = mapped.base
+    cdef size_t bytes = mapped.bytes, done = 0, attempt = bytes, least = min(<size_t>LEAST, arena.piece_bytes // 16)
     cdef int code, refusals = 0, status = OK
     if base == NULL:
-        unreserve(arena, bytes)
+        error[0] = mapped.error
         return error.status
     while done < bytes and status == OK:
         attempt = min(attempt, bytes - done)

@@ -7,8 +7,9 @@ calls, and what a copy has to move is worked out again from the growth rules, in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,6 +23,8 @@ GUARD = -1  # the part number of guards in `pattern`
 ALIGNMENT = 256
 PIECE = 16 << 20  # bytes that are staged in host memory at once
 BLOCK = 128 << 10  # bytes that are computed at once, so that they stay in the cache
+
+Result = TypeVar("Result")
 
 
 class Region(NamedTuple):
@@ -91,11 +94,15 @@ class Session:
         """Writes pattern(number, ...) over all of the memory, guards included; a new number is kept."""
         if number is not None:
             self.number = number
-        spans, staging = _spans(self), np.empty(min(PIECE, self.bytes), np.uint8)
-        for start, n in _pieces(self.bytes):
+        spans = _spans(self)
+
+        def fill_piece(start: int, n: int) -> None:
+            staging = np.empty(n, np.uint8)
             for span in _cut(spans, start, n):
                 staging[span.begin - start : span.end - start] = _content(span)
-            self.write(start, staging[:n])
+            self.write(start, staging)
+
+        _each_piece(fill_piece, self.bytes)
 
     def address(self, offset: int) -> int:
         """Where the byte at `offset` is."""
@@ -335,8 +342,8 @@ def _content(span: Span) -> np.ndarray:
 
 
 def _wrong_bytes(session: Session, spans: list[Span], limit: int) -> list[str]:
-    lines: list[str] = []
-    for start, n in _pieces(session.bytes):
+    def wrong_in_piece(start: int, n: int) -> list[str]:
+        lines: list[str] = []
         data = session.read(start, n)
         for span in _cut(spans, start, n):
             found, wanted = data[span.begin - start : span.end - start], _content(span)
@@ -344,8 +351,10 @@ def _wrong_bytes(session: Session, spans: list[Span], limit: int) -> list[str]:
                 wrong = np.flatnonzero(found != wanted)[: limit - len(lines)]
                 lines += [_line(session, span.begin + int(i), int(wanted[i]), int(found[i])) for i in wrong]
             if len(lines) == limit:
-                return lines
-    return lines
+                break
+        return lines
+
+    return [line for lines in _each_piece(wrong_in_piece, session.bytes) for line in lines][:limit]
 
 
 def _line(session: Session, offset: int, wanted: int, found: int) -> str:
@@ -358,9 +367,13 @@ def _line(session: Session, offset: int, wanted: int, found: int) -> str:
     return f"{where}: wanted {wanted:#04x}, found {found:#04x}"
 
 
-def _pieces(n: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, n, PIECE):
-        yield start, min(PIECE, n - start)
+def _each_piece(work: Callable[[int, int], Result], n: int) -> list[Result]:
+    """What `work(start, bytes)` returns of each piece of `n` bytes, in order; several are given to several threads."""
+    pieces = [(start, min(PIECE, n - start)) for start in range(0, n, PIECE)]
+    if len(pieces) < 2:
+        return [work(*piece) for piece in pieces]
+    with ThreadPoolExecutor() as threads:
+        return list(threads.map(lambda piece: work(*piece), pieces))
 
 
 def _regions(

@@ -1,0 +1,1 @@
+"""What images in an arena cost: whole conversations, those that grew, and turns."""
