@@ -1,4 +1,4 @@
-"""Runs the benchmarks: python bench/run.py [submit] [copies] [neighbour] [queueing] [strata] [arena] [images]
+"""Runs the benchmarks: python bench/run.py [submit] [copies] [neighbour] [queueing] [strata] [arena] [images] [peers]
 
 They are built before, by python bench/setup.py build_ext --inplace. STRATA_COPY_RUNTIME says which runtime is measured,
 as for the library. A missed goal is no failure; wrong bytes are, and ceilings below what this kind of device has.
@@ -14,6 +14,7 @@ import arena.measure
 import copies.measure
 import images.measure
 import neighbour.measure
+import peers.measure
 import queueing.measure
 import strata.measure
 import submit.measure
@@ -29,6 +30,7 @@ BENCHES = {
     "strata": strata.measure.run,
     "arena": arena.measure.run,
     "images": images.measure.run,
+    "peers": peers.measure.run,
 }
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -39,9 +41,9 @@ RESULTS = Path(__file__).resolve().parent / "results"
 @click.option(
     "--long/--no-long",
     default=True,
-    help="Of copies, queueing, strata: also 497,051 tokens, if the device has room.",
+    help="Of copies, queueing, strata, images, peers: also 497,051 tokens, if the device has room.",
 )
-@click.option("--rings", is_flag=True, help="Of queueing: also rings of other shapes, for a minute.")
+@click.option("--rings", is_flag=True, help="Of queueing and peers: also rings of other shapes, a minute each.")
 @click.option(
     "--tokens",
     type=click.IntRange(min=1),
@@ -52,12 +54,15 @@ RESULTS = Path(__file__).resolve().parent / "results"
 def main(benches: tuple[str, ...], quick: bool, long: bool, rings: bool, tokens: tuple[int, ...], out: Path) -> None:
     """Measures BENCHES, all by default, writes what was found and shows it beside the goals."""
     opened = runtime.open()
+    if opened == "host":
+        runtime.open(devices=2)
     setting, results = Setting(quick), []
     options = {
         "images": {"long": long},
         "copies": {"long": long},
         "queueing": {"long_copies": long, "rings": rings},
         "strata": {"long": long, "tokens": tokens},
+        "peers": {"long": long, "rings": rings},
     }
     described = {**machine.describe(), "quick": quick}
     try:

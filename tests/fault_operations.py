@@ -269,9 +269,11 @@ class GiveUp(Operation):
     """A submit whose second copy call fails: what it does until it may say so."""
 
     moves = True
+    failing = ("cudaMemcpyAsync", "cudaMemcpyPeerAsync")
 
     def arm(self):
-        host_runtime.fail("cudaMemcpyAsync", 2, 1)
+        for function in self.failing:
+            host_runtime.fail(function, 2, 1)
 
     def act(self, scene):
         scene.submit()
@@ -288,7 +290,7 @@ class GiveUp(Operation):
         return sc.Failed if fault.restores else sc.Poisoned
 
     def names_the_call(self, error, fault):
-        assert (error.call, error.cuda_code) in (("cudaMemcpyAsync", 1), (fault.function, fault.code))
+        assert (error.call, error.cuda_code) in (*((call, 1) for call in self.failing), (fault.function, fault.code))
         assert error.restored == (not fault.restores)
 
     def check(self, scene, error, started):

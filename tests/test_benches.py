@@ -21,6 +21,7 @@ FIGURES = {
     "strata": "k8v4, mode 1, 120 tokens, back, on",
     "arena": "longest copy beside arena, 8 threads",
     "images": "both directions at once, k8v4, 3000 tokens",
+    "peers": "by P2P, k8v4, 3000 tokens, one way",
 }
 # Figures that need a GPU: without one it is said that they were not measured.
 LEFT_OUT = {"images": [f"a read-bound kernel beside {what}, beside / alone" for what in ("a park", "a take")]}

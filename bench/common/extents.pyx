@@ -41,15 +41,19 @@ cdef class Extents:
     def __dealloc__(self):
         free(self.items)
 
-    def spoil(self, size_t stream):
-        """Overwrites every byte that the copy has to bring: what is right afterwards was brought by a copy after this."""
+    def spoil(self, stream_on):
+        """Overwrites every byte that the copy has to bring: what is right afterwards was brought by a copy after this. stream_on: gives a
+        stream of a device."""
         cdef Error error
         cdef cudaPointerAttributes found
         cdef char *target
-        cdef size_t row
+        cdef size_t row, stream
         cdef int i
+        used = set()
         for i in range(self.n):
             check(noted(rt.cudaPointerGetAttributes(&found, self.items[i].target), "cudaPointerGetAttributes", &error), &error)
+            stream = stream_on(found.device) if found.type == cudaMemoryTypeDevice else 0
+            used.add(stream)
             for row in range(self.items[i].rows):
                 target = self.items[i].target + row * self.items[i].target_pitch
                 if found.type != cudaMemoryTypeDevice:
@@ -57,7 +61,8 @@ cdef class Extents:
                     continue
                 check(noted(rt.cudaMemsetAsync(target, 0xA5, self.items[i].width, <cudaStream_t>stream), "cudaMemsetAsync", &error),
                       &error)
-        check(noted(rt.cudaStreamSynchronize(<cudaStream_t>stream), "cudaStreamSynchronize", &error), &error)
+        for stream in used - {0}:
+            check(noted(rt.cudaStreamSynchronize(<cudaStream_t>stream), "cudaStreamSynchronize", &error), &error)
 
 
 def layers_by_address(state):

@@ -27,23 +27,28 @@ class Setting:
         self.streams = [runtime.stream_create() for _ in range(8)]
         self.ceilings = Ceilings(64 << 20, 32 << 20) if quick else Ceilings(2 << 30, 1 << 30)
         self.reached: dict[Session, int] = {}  # the most tokens that were copied into each target since it was filled
-        self._sessions: dict[tuple[str, str, str], Session] = {}
+        self._sessions: dict[tuple[str, str, str, int], Session] = {}
+        self._stream_on = {0: self.streams[0]}
 
-    def sessions(self, format: str, length: str, *wanted: tuple[str, str]) -> list[Session]:
-        """Filled sessions of a format that hold a length. wanted: (kind, role); the same words give the same session.
+    def sessions(
+        self, format: str, length: str, *wanted: tuple[str, str] | tuple[str, str, int]
+    ) -> list[Session]:
+        """Filled sessions of a format that hold a length. wanted: (kind, role), and the device if it is not 0; the same
+        words give the same session.
 
         Each is filled with bytes of its own, in a thread of its own: numpy does it without the GIL.
         """
         made = []
-        for kind, role in wanted:
-            key = format, kind, role
+        keys = [(format, kind, role, *(device or (0,))) for kind, role, *device in wanted]
+        for key in keys:
             if key not in self._sessions:
-                layout = qwen3_8_flash_next(format, draft=False)
-                self._sessions[key] = Session(layout, self.tokens[length], kind=kind, number=len(self._sessions))
-                made.append(self._sessions[key])
+                layout, number = qwen3_8_flash_next(format, draft=False), len(self._sessions)
+                session = Session(layout, self.tokens[length], kind=key[1], device=key[3], number=number)
+                self._sessions[key] = session
+                made.append(session)
         with ThreadPoolExecutor() as threads:
             list(threads.map(Session.fill, made))
-        return [self._sessions[format, kind, role] for kind, role in wanted]
+        return [self._sessions[key] for key in keys]
 
     def has_room(self, sessions: int) -> bool:
         """Whether so many of the longest conversations in k8v4 fit into what is free on the device.
@@ -53,10 +58,10 @@ class Setting:
         return runtime.memory_info()[0] >= 1.1 * sessions * self.tokens["long"] * 12 * 944
 
     @contextmanager
-    def copier_with(self, **how: int) -> Iterator[None]:
+    def copier_with(self, devices: tuple[int, ...] = (0,), **how: int) -> Iterator[None]:
         """Meanwhile the copier is another one. Cases belong to the copier that they were made with."""
         self.copier.close()
-        self.copier = Copier((0,), **how)
+        self.copier = Copier(devices, **how)
         try:
             yield
         finally:
@@ -70,10 +75,17 @@ class Setting:
         if not self.quick:
             result.void += void_ways(self.device_name, self.ceilings.found)
 
+    def stream_on(self, device: int) -> int:
+        """A stream of a device, which is touched by the first call for it."""
+        if device not in self._stream_on:
+            with runtime.on_device(device):
+                self._stream_on[device] = runtime.stream_create()
+        return self._stream_on[device]
+
     def close(self) -> None:
         self.copier.close()
         self.ceilings.close()
-        for stream in self.streams:
+        for stream in {*self.streams, *self._stream_on.values()}:
             runtime.stream_destroy(stream)
         for session in self._sessions.values():
             session.free()
@@ -99,7 +111,7 @@ class Case:
         if self._setting.reached.get(self.target, 0) > self.upto:
             self.target.fill()
         self._setting.reached[self.target] = self.upto
-        self.extents.spoil(self._setting.streams[0])
+        self.extents.spoil(self._setting.stream_on)
 
     def wrong(self) -> list[str]:
         """The bytes that are not what save and restore would have left."""

@@ -1,6 +1,7 @@
 """Whole conversations from slot to slot and between slot and pinned memory, as shares of what the hardware gives."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from common.report import Figure, Result, spread
 from common.setting import Case, Setting, verify
@@ -41,10 +42,15 @@ def run(setting: Setting, long: bool = True) -> Result:
 
 
 class Bench:
-    """Times cases, verifies each, and turns times into shares once all ceilings are known."""
+    """Times cases, verifies each, and turns times into shares once all ceilings are known.
 
-    def __init__(self, setting: Setting, result: Result, repetitions: int, warm_up: int) -> None:
-        self.setting, self.result = setting, result
+    ceilings: has them in `found`; None for those of the setting.
+    """
+
+    def __init__(
+        self, setting: Setting, result: Result, repetitions: int, warm_up: int, ceilings: Any = None
+    ) -> None:
+        self.setting, self.result, self.ceilings = setting, result, ceilings or setting.ceilings
         self.repetitions, self.warm_up = repetitions, warm_up
         self.timed: list[tuple[str, int, str, float | None, list[int], list[int]]] = []
 
@@ -65,11 +71,19 @@ class Bench:
         self.result.wrong += verify(name, *cases)
         self.timed.append((name, sum(case.bytes for case in cases), way, goal, times, by_sync))
 
+    def timed_and_verified(self, name: str, cases: Sequence[Case], repetitions: int) -> list[int]:
+        """ns of each repetition of all cases at once."""
+        for case in cases:
+            case.spoil()
+        times = by_library([case.plan for case in cases], cases[0].upto, self.setting.streams[0], repetitions, 1)
+        self.result.wrong += verify(name, *cases)
+        return times
+
     def shares(self) -> list[Figure]:
         """The median's share is the figure; the best one and the time until sync returns stand beside it."""
         found = []
         for name, n, way, goal, times, by_sync in self.timed:
-            ceiling = self.setting.ceilings.found[way]
+            ceiling = self.ceilings.found[way]
             samples = {"bytes": n, "ceiling": way, "ms": spread(times, 1e-6, 4)}
             samples["GB/s"] = round(n / (samples["ms"]["median"] * 1e6), 2)
             samples["best share"] = round(n / min(times) / ceiling, 4)

@@ -24,7 +24,7 @@ class Park:
 
     def spoil(self) -> None:
         """Makes the image wrong wherever the copy must write."""
-        self.extents.spoil(self._setting.streams[0])
+        self.extents.spoil(self._setting.stream_on)
 
     def wrong(self) -> list[str]:
         """Where the image has not the bytes of the session. It is published then, if a copy has landed in it."""

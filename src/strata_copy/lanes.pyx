@@ -128,7 +128,8 @@ cdef int ring_flush(const CopierData *copier, Ring *ring, const Guard *guard, Er
     ring.used[ring.at] = True
     ring.at = (ring.at + 1) % depth(copier, ring)
     ring.n, ring.fill = 0, 0
-    ring.first.in_chunk, ring.second.in_chunk = ring.first.chunk, ring.second.chunk     # a slot is a chunk: both leave a gap behind it
+    if not ring.shares:     # a slot is a chunk: both lanes leave a gap behind it
+        ring.first.in_chunk, ring.second.in_chunk = ring.first.chunk, ring.second.chunk
     return OK
 
 

@@ -1,0 +1,1 @@
+"""How fast copies between two devices are, and copies of a state that lies on both."""
