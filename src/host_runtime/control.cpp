@@ -1,5 +1,7 @@
 #include "control.hpp"
 
+#include "api.hpp"
+
 #include <algorithm>
 
 namespace host_runtime {
@@ -58,6 +60,16 @@ uint64_t function_calls(size_t index) {
     return runtime().state->record.calls(static_cast<Function>(index));
 }
 
+void keep_paths() {
+    const Lock lock(runtime().mutex);
+    runtime().state->record.keep_paths();
+}
+
+std::vector<uint64_t> function_paths(size_t index) {
+    const Lock lock(runtime().mutex);
+    return runtime().state->record.paths(static_cast<Function>(index));
+}
+
 bool fail(const std::string &function, uint64_t nth, int code, bool forever) {
     const std::optional<Function> which = find(function);
     if (!which) return false;
@@ -107,12 +119,7 @@ uint64_t clear_faults() {
 }
 
 void host_access(const void *start, size_t bytes, bool writes) {
-    runtime().by_itself([&](State &state, const ThreadState &thread, Lock &) {
-        const auto *first = static_cast<const char *>(start);
-        state.memory.for_each_inside(first, bytes, [&](const RangeRef &range, const char *at, size_t size) {
-            state.races.host_access(thread, writes, range, at, size);
-        });
-    });
+    api::accessed(start, bytes, bytes, 1, writes);
 }
 
 std::map<int, uint64_t> made_current() {

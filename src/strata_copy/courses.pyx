@@ -75,6 +75,12 @@ cdef int course_cut(Course *course, const Guard *guard, Error *error) noexcept n
     return status if status != OK else queue_end(course)
 
 
+cdef void course_touch(Course *course) noexcept nogil:
+    if not course.started:
+        course.started = True
+        touch_target(course.slot)
+
+
 cdef void course_tell(Course *course) noexcept nogil:
     """What is in pageable memory counts only once it is there."""
     tell_layers(course, course.promised)
@@ -387,11 +393,14 @@ cdef void start_emission(Course *course) noexcept nogil:
 
 
 cdef int end_emission(Course *course) noexcept nogil:
-    """What is pending goes, and what is in the ring. A lane's event stands for bytes from pageable memory only once they are on it."""
+    """What is pending goes, and what is in the ring. A lane's event stands for bytes from pageable memory only once they are on it, and a
+    hook is told of bytes in pageable memory only once they are there."""
     cdef int status = emit_end(&course.emission)
     if status == OK:
         status = flush(course)
-    return send_staged(course) if status == OK and course.staged and course.device.staging.inward else status
+    if status == OK and course.staged and (course.device.staging.inward or course.request.hook != NULL):
+        status = send_staged(course)
+    return status
 
 
 cdef int flush(Course *course) noexcept nogil:
@@ -503,9 +512,8 @@ cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
         status = ring_ready(course.ring, course.guard, course.error)
     if status != OK:
         return status
-    if not course.started:      # the next call is a copy
-        course.started = True
-        touch_target(course.slot)
+    if course.route != ROUTE_STAGE:     # the next call is a copy
+        course_touch(course)
     course.error.part = course.emission.part
     if course.into == 0:
         course.unmarked_bytes += extent.width * extent.rows

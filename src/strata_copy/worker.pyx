@@ -10,13 +10,13 @@ from strata_copy.abi cimport (
 )
 from strata_copy.atomics cimport add_i64, load_i32, store_i32
 from strata_copy.copier cimport free_event, free_stream, make_event, make_stream, stand_on_device, the_tables
-from strata_copy.courses cimport course_begin, course_cut, course_go, course_tell, in_hook, lanes_of_plan
+from strata_copy.courses cimport course_begin, course_cut, course_go, course_tell, course_touch, in_hook, lanes_of_plan
 from strata_copy.cudart cimport (
     Guard, clear, cudaErrorNotReady, cudaEventDisableTiming, cudaEvent_t, cuda_failed, guard_enter, guard_leave,
     observed, outcome, published, rt,
 )
 from strata_copy.lanes cimport (
-    CLOSED, LANES, PAUSE, Budget, CopierData, DeviceLanes, Slot, StageChunk, device_index, lane_stream, now, poison_all,
+    CLOSED, LANES, PAUSE, Budget, CopierData, DeviceLanes, Extent, Slot, StageChunk, device_index, lane_stream, now, poison_all,
     pthread_cond_broadcast, pthread_cond_init, pthread_cond_t, pthread_cond_timedwait, pthread_cond_wait, pthread_condattr_init,
     pthread_condattr_setclock, pthread_condattr_t, pthread_create, pthread_join,
     pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock, pthread_t, record, wait_event,
@@ -24,7 +24,7 @@ from strata_copy.lanes cimport (
 from strata_copy.helpers cimport helpers_close, helpers_copy, helpers_open
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport MAX_DEVICES, Units
-from strata_copy.staging cimport stage_copied, stage_drop, stage_look, stage_next
+from strata_copy.staging cimport stage_copied, stage_drop, stage_look, stage_next, stage_sends
 from strata_copy.submit cimport Submission
 from strata_copy.tickets cimport (
     QUEUING, cut_short, give_up, nap, no_ticket, of_hook, pin, ran_something, sweep, tell_news, unpin,
@@ -34,6 +34,7 @@ from strata_copy.tickets cimport (
 cdef enum:
     CALLS_OF_A_STEP = 64
     CALLS_AHEAD = 256
+    LEAST_AHEAD = 1024          # bytes: what a copy costs does not depend on the bytes below that
     LOOK_NS = 100000            # between two looks at what has landed
     IDLE_NS = 1000000000
 
@@ -82,12 +83,13 @@ cdef int feed(Job *job, Submission *s) noexcept nogil:
             course_begin(&job.legs[d].course, s.copier, s.slot, d, &job.request, job.units, gate)
             forget_markers(&job.legs[d])
     job.slot, job.ticket, job.started = s.slot, s.slot.ticket, False
-    job.ahead = s.request.bytes_ahead if s.request.bytes_ahead > 0 else s.copier.window * s.copier.chunk
+    job.ahead = max(s.request.bytes_ahead, LEAST_AHEAD) if s.request.bytes_ahead > 0 else s.copier.window * s.copier.chunk
     s.slot.counted = s.slot.fed = True
     add_i64(<int64_t *>&s.plan.target.generation, 1)
     published(job)
     status = begin_here(job, s)
     if status != OK:
+        drop_staging(s.copier, job)     # the lanes are drained before anybody else gets it
         job.slot = NULL
         return status
     ring_bell()
@@ -242,12 +244,16 @@ cdef void step_job(CopierData *copier, Job *job, uint64_t *taken, const Guard *g
 
 
 cdef void end_job(CopierData *copier, Job *job, int status, const Guard *guard, Error *error) noexcept nogil:
-    """After a failed call. Where everything was queued, the ticket ends by its word, or with its device."""
+    """After a failed call. Where everything was queued, the ticket ends by its word, or with its device; what it has of the staging,
+    lanes still use until then."""
+    cdef bint queueing = load_i32(&job.slot.status) == QUEUING
     if status == POISONED and error.device >= 0:
         store_i32(&copier.devices[device_index(copier, error.device)].poisoned, error.cuda_code)
-    if load_i32(&job.slot.status) == QUEUING:
+    if queueing:
         give_up(copier, job.slot, status, guard, error)
-        drop_staging(copier, job)
+    elif status != POISONED and has_staging(copier, job):
+        return
+    drop_staging(copier, job)
     job.slot = NULL
 
 
@@ -364,6 +370,8 @@ cdef int look(CopierData *copier, Job *job, const Guard *guard, Error *error) no
     for d in range(copier.n_devices):
         window = &job.legs[d].window
         if job.slot.devices[d].used and copier.devices[d].staging.owner == job.ticket:
+            if stage_sends(&copier.devices[d]):
+                course_touch(&job.legs[d].course)
             code = stage_look(copier, &copier.devices[d], &job.slot.landed, guard, error)
             if code != OK:
                 return code
@@ -401,11 +409,23 @@ cdef StageChunk *next_chunk(CopierData *copier) noexcept nogil:
 
 cdef void copy_chunk(CopierData *copier, StageChunk *chunk) noexcept nogil:
     """Without the lock: it takes milliseconds. The ticket cannot end meanwhile, for only the worker ends one that it feeds."""
-    cdef bint inward = chunk.inward
-    helpers_copy(&chunk.to_chunk[0] if inward else &chunk.from_chunk[0], chunk.n)
+    cdef const Extent *pieces = &chunk.to_chunk[0] if chunk.inward else &chunk.from_chunk[0]
+    cdef int32_t i
+    for i in range(chunk.n if rt.accessed != NULL else 0):
+        rt.accessed(pieces[i].source, pieces[i].source_pitch, pieces[i].width, pieces[i].rows, 0)
+        rt.accessed(pieces[i].target, pieces[i].target_pitch, pieces[i].width, pieces[i].rows, 1)
+    helpers_copy(pieces, chunk.n)
     pthread_mutex_lock(&copier.lock)
     stage_copied(chunk)
     pthread_mutex_unlock(&copier.lock)
+
+
+cdef bint has_staging(const CopierData *copier, const Job *job) noexcept nogil:
+    cdef int32_t d
+    for d in range(copier.n_devices):
+        if copier.devices[d].staging.owner == job.ticket:
+            return True
+    return False
 
 
 cdef void drop_staging(CopierData *copier, const Job *job) noexcept nogil:
