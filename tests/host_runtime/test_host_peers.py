@@ -1,4 +1,4 @@
-"""Peers of the host runtime: who may reach whom, the copies that name two devices, and ways that are broken on purpose."""
+"""Peers of the host runtime: who may reach whom, the copies that name two devices, and ways broken on purpose."""
 
 import ctypes
 
