@@ -22,8 +22,10 @@ CHUNK = 6000
 def small_proof():
     """P2P is proven by copies that take no time: tests of the proof itself are others."""
     sizes, peers.SIZES = peers.SIZES, (4096,)
-    yield
-    peers.SIZES = sizes
+    try:
+        yield
+    finally:
+        peers.SIZES = sizes
 
 
 def dealt(*kinds):

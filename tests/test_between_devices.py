@@ -1,5 +1,5 @@
-"""Copies whose sources and targets lie on different devices: every matrix of who can reach whom, with ways that are broken,
-under every seed; in one plan, one submit and one ticket."""
+"""Copies whose sources and targets lie on different devices: every matrix of who can reach whom, with ways that are
+broken, under every seed; in one plan, one submit and one ticket."""
 
 import random
 from collections import Counter
@@ -42,8 +42,8 @@ def cross_pairs(a, b):
 
 
 def run_world(devices, matrix, seed, broken=()):
-    """Five copies between three states, each behind the ones before where they meet, whole and fed, with lineages or with
-    a beginning. broken: (pair, how)."""
+    """Five copies between three states, each behind the ones before where they meet, whole and fed, all of it or from
+    some marks on. broken: (pair, how)."""
     print(f"devices {devices}, matrix {sorted(matrix)}, seed {seed}, broken {broken}")
     host_runtime.configure(devices=devices, seed=seed, peers=matrix)
     for way, how in broken:
@@ -93,14 +93,17 @@ def test_every_matrix_of_three_devices(number, seed_):
 
 @pytest.mark.host
 @pytest.mark.parametrize(
-    ("number", "seed_"), some_of([(m, s) for m in range(1, 64) for s in range(20)], lambda m, s: s == m % 20 and m % 3 == 0)
+    ("number", "seed_"),
+    some_of([(m, s) for m in range(1, 64) for s in range(20)], lambda m, s: s == m % 20 and m % 3 == 0),
 )
 def test_every_matrix_of_three_devices_with_broken_ways(number, seed_):
     """Each way that there is may be broken: the bytes are right always."""
     chance = random.Random(number * 100 + seed_)
     matrix = matrix_of(number)
     ways = sorted(matrix)
-    broken = [(way, chance.choice(["drop", "corrupt", "delay"])) for way in chance.sample(ways, chance.randint(1, len(ways)))]
+    broken = [
+        (way, chance.choice(["drop", "corrupt", "delay"])) for way in chance.sample(ways, chance.randint(1, len(ways)))
+    ]
     run_world(3, matrix, seed_, broken)
 
 
@@ -225,11 +228,15 @@ def test_a_layer_is_waited_for_on_the_targets_device(memory, second_device, p2p)
 @pytest.mark.host
 def test_a_patch_from_elsewhere_than_its_part_is_refused():
     def where(kind, device):
-        return lambda i, part: {"kind": kind if part.name == "idx_dead" else "device", "device": device if part.name == "idx_dead" else 0}
+        return lambda i, part: {
+            "kind": kind if part.name == "idx_dead" else "device",
+            "device": device if part.name == "idx_dead" else 0,
+        }
 
     host_runtime.configure(devices=3)
     target = Memory(LAYOUT, 2, device=1)
-    for kind, device, text in (("pinned", 0, "its patch comes from host memory"), ("device", 2, "its patch comes from device 2")):
+    wrong = [("pinned", 0, "its patch comes from host memory"), ("device", 2, "its patch comes from device 2")]
+    for kind, device, text in wrong:
         source = Memory(LAYOUT, 1, where(kind, device))
         with sc.Copier(range(3), tickets=2, layer_events=24) as copier, pytest.raises(sc.Refused) as refused:
             copier.plan(source.state, target.state)
@@ -255,8 +262,8 @@ def test_slots_that_are_too_small_are_a_value_error(relay_memory, slots):
 @pytest.mark.host
 @pytest.mark.parametrize("matrix", [None, []], ids=["peer", "relay"])
 def test_a_long_kernel_holds_up_no_copies_between_others(matrix):
-    """Copies from 0 to 1 wait for a kernel: those from 0 to 2, from 2 to 1, back, within each device, and between each and
-    the host come to their ends meanwhile."""
+    """Copies from 0 to 1 wait for a kernel: those from 0 to 2, from 2 to 1, back, within each device, and between each
+    and the host come to their ends meanwhile."""
     host_runtime.configure(devices=3, peers=matrix)
     where = {**{n: {"device": n} for n in range(3)}, "pinned": {"where": "pinned"}}
     held = {name: [Memory(LAYOUT, 10 * n + k, **how) for k in (1, 2)] for n, (name, how) in enumerate(where.items())}

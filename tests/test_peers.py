@@ -118,8 +118,8 @@ def test_a_way_that_hangs_is_left_alone(memory, small, at, seed_or_threads):
         assert copied_right(memory, copier, 0, 1) == {"relay"}
         size, copy = SMALL[(at - 1) // COPIES], (at - 1) % COPIES + 1
         assert copier.links[0].reason == (
-            f"P2P from device 0 to device 1 hangs: copy {copy} of {size} bytes did not end within 2 s. Its streams and its "
-            "memory are left as they are"
+            f"P2P from device 0 to device 1 hangs: copy {copy} of {size} bytes did not end within 2 s. Its streams and "
+            "its memory are left as they are"
         )
         for way in ((1, 2), (2, 0)):  # freeing what a proof of these needs would wait for it
             assert copied_right(memory, copier, *way, 5) == {"relay"}
@@ -308,8 +308,8 @@ def test_access_that_is_not_given_is_a_reason(memory, small, code):
 
 PROOF_CALLS = (
     "cudaThreadExchangeStreamCaptureMode", "cudaDeviceCanAccessPeer", "cudaSetDevice", "cudaHostAlloc",
-    "cudaStreamCreateWithFlags", "cudaMalloc", "cudaMemcpyAsync", "cudaMemsetAsync", "cudaMemcpyPeerAsync", "cudaStreamQuery",
-    "cudaStreamSynchronize", "cudaStreamDestroy", "cudaFree", "cudaFreeHost",
+    "cudaStreamCreateWithFlags", "cudaMalloc", "cudaMemcpyAsync", "cudaMemsetAsync", "cudaMemcpyPeerAsync",
+    "cudaStreamQuery", "cudaStreamSynchronize", "cudaStreamDestroy", "cudaFree", "cudaFreeHost",
 )  # fmt: skip
 
 
@@ -359,7 +359,7 @@ def test_a_device_that_ends_in_a_proof_is_told(memory, small, function):
 @pytest.mark.parametrize("can", [True, False])
 def test_each_call_of_a_link_fails_in_turn(memory, small, can):
     """The plan is refused, nothing is left, and the next plan is as if nothing had been."""
-    functions = {"cudaThreadExchangeStreamCaptureMode", "cudaSetDevice", "cudaStreamCreateWithFlags", "cudaEventCreateWithFlags"}
+    functions = {PROOF_CALLS[0], "cudaSetDevice", "cudaStreamCreateWithFlags", "cudaEventCreateWithFlags"}
     for function in functions if can else functions | {"cudaHostAlloc"}:
         for nth in range(1, 40):
             host_runtime.configure(devices=2, peers=None if can else [])

@@ -30,9 +30,7 @@ class Setting:
         self._sessions: dict[tuple[str, str, str, int], Session] = {}
         self._stream_on = {0: self.streams[0]}
 
-    def sessions(
-        self, format: str, length: str, *wanted: tuple[str, str] | tuple[str, str, int]
-    ) -> list[Session]:
+    def sessions(self, format: str, length: str, *wanted: tuple[str, str] | tuple[str, str, int]) -> list[Session]:
         """Filled sessions of a format that hold a length. wanted: (kind, role), and the device if it is not 0; the same
         words give the same session.
 

@@ -47,9 +47,7 @@ class Bench:
     ceilings: has them in `found`; None for those of the setting.
     """
 
-    def __init__(
-        self, setting: Setting, result: Result, repetitions: int, warm_up: int, ceilings: Any = None
-    ) -> None:
+    def __init__(self, setting: Setting, result: Result, repetitions: int, warm_up: int, ceilings: Any = None) -> None:
         self.setting, self.result, self.ceilings = setting, result, ceilings or setting.ceilings
         self.repetitions, self.warm_up = repetitions, warm_up
         self.timed: list[tuple[str, int, str, float | None, list[int], list[int]]] = []

@@ -1,4 +1,4 @@
-"""Conversations from one GPU to another, by P2P and without, and one that lies on both, in shares of what links give."""
+"""Conversations from one GPU to another, by P2P and without, and one on both, in shares of what links give."""
 
 import os
 from collections.abc import Iterator

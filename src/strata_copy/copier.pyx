@@ -11,8 +11,9 @@ from strata_copy.cudart cimport (
     cudaStreamNonBlocking, cuda_failed, guard_enter, guard_leave, outcome, rt,
 )
 from strata_copy.lanes cimport (
-    CELLS, CLOSED, IN_LANE, LANES, LINK_NONE, LINK_PEER, LINK_RELAY, MAX_AFTER, MAX_RING, OPEN, OUT_LANE, PEER_CHUNKS, PEER_LANE, RELAY_LANE,
-    Lane, Ring, Slot, SlotDevice, Staging, device_drain, poison_all, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
+    CELLS, CLOSED, IN_LANE, LANES, LINK_NONE, LINK_PEER, LINK_RELAY, MAX_AFTER, MAX_RING, OPEN, OUT_LANE, PEER_CHUNKS, PEER_LANE,
+    RELAY_LANE, Lane, Ring, Slot, SlotDevice, Staging, device_drain, poison_all, pthread_mutex_init, pthread_mutex_lock,
+    pthread_mutex_unlock,
 )
 from strata_copy.layout cimport MAX_LAYERS
 from strata_copy.peers cimport peer_hangs
