@@ -1,8 +1,14 @@
 """Every CUDA call of every operation fails in turn, with every code that is known of it, once and for good, with and
 without an error of other code pending: what is told is true, nothing of ours is in flight then, and the next copy is
-whole. What the operations are and what each promises is in fault_operations.py, the codes are in fault_codes.py."""
+whole. What the operations are and what each promises is in fault_operations.py, the codes are in fault_codes.py.
+
+Opening makes about a thousand events and closing destroys them, in loops. Of equal calls of theirs in a loop (a run of
+calls of one function from one place) four stand for all: the first, the second, one in the middle, the last; and where
+such loops are in a loop, of the runs likewise. The count that is printed is of the calls that were made to fail, and
+beside it stands how many they are of."""
 
 from dataclasses import dataclass
+from itertools import groupby
 
 import pytest
 
@@ -37,22 +43,47 @@ class Fault:
         return self.function == MODE_CALL and self.nth % 2 == 0
 
 
+@dataclass(frozen=True)
+class Calls:
+    """Of one function, in one operation: how many can be made to fail, and the numbers of those that are."""
+
+    count: int
+    numbers: tuple
+
+
 def calls_of(operation, route):
-    """How often an operation calls each function that can fail."""
+    """What an operation calls, of the functions that can fail."""
     with Scene(route, operation) as scene:
         operation.prepare(scene)
         _, mode = arrive(foreign=False)
         operation.arm()
-        before = host_runtime.calls()
+        host_runtime.keep_paths()
         try:
             operation.act(scene)
         except sc.CopyError:
             assert host_runtime.clear_faults() > 0  # those of `arm`
-        made = {name: count - before[name] for name, count in host_runtime.calls().items() if count > before[name]}
+        paths = {name: came_from for name, came_from in host_runtime.paths().items() if came_from}
         runtime.capture_mode(mode)
-    assert set(made) <= {*CODES, *NEVER_FAIL, TURN_CALL}
-    tried = {function: operation.tries(function, made[function]) for function in CODES if function in made}
-    return {function: calls for function, calls in tried.items() if calls > 0}
+    assert set(paths) <= {*CODES, *NEVER_FAIL, TURN_CALL}
+    found = {}
+    for function in [name for name in CODES if name in paths]:
+        count = operation.tries(function, len(paths[function]))
+        numbers = of_loops(paths[function][:count]) if operation.loops else range(1, count + 1)
+        if count > 0:
+            found[function] = Calls(count, tuple(numbers))
+    return found
+
+
+def of_loops(paths):
+    """The numbers, from 1 on, of the calls that stand for all. paths: where each came from."""
+    runs = {}
+    for path, calls in groupby(enumerate(paths, 1), key=lambda call: call[1]):
+        runs.setdefault(path, []).append([number for number, _ in calls])
+    return sorted(number for of_path in runs.values() for run in four(of_path) for number in four(run))
+
+
+def four(equal):
+    return equal if len(equal) <= 4 else [equal[0], equal[1], equal[len(equal) // 2], equal[-1]]
 
 
 def arrive(foreign):
@@ -80,21 +111,21 @@ def variants(code, i, count):
 
 def all_faults(calls):
     return [
-        Fault(function, nth, nth == count, code, *variant)
-        for function, count in calls.items()
-        for nth in range(1, count + 1)
+        Fault(function, nth, nth == of.count, code, *variant)
+        for function, of in calls.items()
+        for nth in of.numbers
         for i, code in enumerate(CODES[function])
-        for variant in variants(code, i + nth, count)
+        for variant in variants(code, i + nth, of.count)
     ]
 
 
 def one_for_each_code(calls):
     """Of each function one call for each code, dealt in turn."""
     faults = []
-    for function, count in calls.items():
+    for function, of in calls.items():
         for i, code in enumerate(CODES[function]):
-            nth, choice = 1 + 5 * i % count, variants(code, i, count)
-            faults.append(Fault(function, nth, nth == count, code, *choice[i // 3 % len(choice)]))
+            nth, choice = of.numbers[5 * i % len(of.numbers)], variants(code, i, of.count)
+            faults.append(Fault(function, nth, nth == of.count, code, *choice[i // 3 % len(choice)]))
     return faults
 
 
@@ -109,11 +140,22 @@ def test_each_operation_meets_each_code(name, fault_pairs):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "route"), [(name, route) for name, op in OPERATIONS.items() for route in op.routes])
-def test_every_call_fails_in_turn_with_every_code(name, route, fault_pairs):
+def test_every_call_fails_in_turn_with_every_code(name, route, fault_pairs, figure):
     operation = OPERATIONS[name]
     calls = calls_of(operation, route)
-    wanted = sum(count * len(CODES[function]) for function, count in calls.items())
+    wanted = sum(len(of.numbers) * len(CODES[function]) for function, of in calls.items())
     assert run(operation, name, route, all_faults(calls), fault_pairs) == wanted
+    if operation.loops:
+        tried, made = (sum(map(count, calls.values())) for count in (lambda of: len(of.numbers), lambda of: of.count))
+        figure(f"{name}: {tried} of {made} calls made to fail; of each loop the first, second, middle and last")
+
+
+def test_of_a_loop_four_calls_stand_for_all():
+    """As of the places they come from: one alone, nine of a loop, and five rows of six between single ones."""
+    rows = "".join("w" + "e" * 6 for _ in range(5))
+    assert of_loops("x" + "l" * 9) == [1, 2, 3, 6, 10]
+    assert of_loops(rows) == [n + 7 * row for row in (0, 1, 2, 4) for n in (1, 2, 3, 5, 7)]
+    assert of_loops("abab") == [1, 2, 3, 4]
 
 
 def test_every_function_that_can_fail_is_called_by_an_operation():

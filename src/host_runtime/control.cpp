@@ -54,6 +54,16 @@ uint64_t function_calls(size_t index) {
     return runtime().state->record.calls(static_cast<Function>(index));
 }
 
+void keep_paths() {
+    const Lock lock(runtime().mutex);
+    runtime().state->record.keep_paths();
+}
+
+std::vector<uint64_t> function_paths(size_t index) {
+    const Lock lock(runtime().mutex);
+    return runtime().state->record.paths(static_cast<Function>(index));
+}
+
 bool fail(const std::string &function, uint64_t nth, int code, bool forever) {
     const std::optional<Function> which = find(function);
     if (!which) return false;

@@ -28,6 +28,10 @@ size_t function_count();
 const char *function_name(size_t index);
 uint64_t function_calls(size_t index);
 
+// From now on, where each call comes from; and of the calls of a function since then.
+void keep_paths();
+std::vector<uint64_t> function_paths(size_t index);
+
 // The n-th call from now of a function returns `code` and does nothing else; with `forever`, the later ones too.
 // False if there is no such function.
 bool fail(const std::string &function, uint64_t nth, int code, bool forever);

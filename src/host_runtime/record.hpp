@@ -27,8 +27,13 @@ struct OrderCall {
 
 class Record {
 public:
-    uint64_t count(Function function) { return ++calls_[static_cast<size_t>(function)]; }
+    uint64_t count(Function function);
     uint64_t calls(Function function) const { return calls_[static_cast<size_t>(function)]; }
+
+    // From now on it is kept where each call came from: a number for the way down to it through the program. Calls of one loop
+    // have the same one.
+    void keep_paths() { keeps_paths_ = true; }
+    const std::vector<uint64_t> &paths(Function function) const { return paths_[static_cast<size_t>(function)]; }
 
     void executed(Function function, uint64_t stream, size_t bytes);
     const std::deque<ExecutedCopy> &copies() const { return copies_; }
@@ -43,6 +48,8 @@ public:
 
 private:
     std::array<uint64_t, kFunctions> calls_{};
+    bool keeps_paths_ = false;
+    std::array<std::vector<uint64_t>, kFunctions> paths_;
     std::deque<ExecutedCopy> copies_;
     std::deque<OrderCall> orders_;
     std::vector<std::string> violations_;

@@ -48,6 +48,8 @@ cdef extern from "control.hpp" namespace "host_runtime" nogil:
     size_t function_count()
     const char *function_name(size_t)
     uint64_t function_calls(size_t)
+    void c_keep_paths "host_runtime::keep_paths"() except +
+    vector[uint64_t] function_paths(size_t) except +
     cbool c_fail "host_runtime::fail"(const string &, uint64_t, int, cbool) except +
     cbool c_skip "host_runtime::skip"(const string &, uint64_t) except +
     void c_delay "host_runtime::delay"(uint64_t)
@@ -100,6 +102,17 @@ def configure(devices=1, seed=None, memory=None, pinned=None, races=None):
 def calls():
     """How often each function of the table was called since `configure`: a dict from name to count."""
     return {function_name(i).decode(): function_calls(i) for i in range(function_count())}
+
+
+def keep_paths():
+    """From now on, until `configure`, it is kept where each call comes from, for `paths`."""
+    c_keep_paths()
+
+
+def paths():
+    """Where the calls since `keep_paths` came from: a dict from a function's name to a number for each call, which stands for the way
+    down to it through native code. The calls of one loop have the same number."""
+    return {function_name(i).decode(): list(function_paths(i)) for i in range(function_count())}
 
 
 def log():
