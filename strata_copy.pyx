@@ -553,7 +553,7 @@ cdef class Plan:
             dict from group to int. src_generation, dst_generation: refuse where the state has another; 0 for any.
         feed: whether the worker queues the copy in windows (True) or this call queues it whole (False, None again behind a copy that the
             worker still queues); None for what suits its length. priority: 0, or -1 for a copy that those of priority 0 overtake.
-            bytes_ahead: bytes that may be queued and not landed; 0 for the copier's window.
+            bytes_ahead: bytes that may be queued and not landed, at least 1024; 0 for the copier's window.
         hook, hook_arg: addresses of a strata_hook (strata_copy.h) and its argument; 0 for none.
 
         Source and target are held until the ticket ends. Raises Refused (nothing was written), Failed (the target is INVALID),

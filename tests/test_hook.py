@@ -29,6 +29,8 @@ ROUTES = {
     "out": ("device", "pinned"),
     "in": ("pinned", "device"),
     "ring": ("pinned", "pinned"),
+    "stage": ("pageable", "device"),
+    "unstage": ("device", "pageable"),
     "mixed": (
         lambda i, part: {"kind": ("device", "device", "pinned", "pinned")[i % 4]},
         lambda i, part: {"kind": ("device", "pinned", "device", "pinned")[i % 4]},
@@ -44,7 +46,8 @@ FED = [False, True]
 def small(**how):
     """A copier in whose eyes the small conversation is long."""
     return sc.Copier(two_devices(), **{
-        "tickets": 8, "layer_events": 32, "chunk": 3000, "window": 1, "device_memory": 4096, "ring_slots": 2, **how
+        "tickets": 8, "layer_events": 32, "chunk": 3000, "window": 1, "device_memory": 4096, "ring_slots": 2,
+        "pinned_memory": 4 * 2048, **how
     })  # fmt: skip
 
 
@@ -192,7 +195,7 @@ def test_its_stream_stands_behind_the_layer_and_waits_behind_its_work(memory, se
 
 
 @pytest.mark.parametrize("fed", FED)
-@pytest.mark.parametrize("route", ["out", "in", "mixed"])
+@pytest.mark.parametrize("route", ["out", "in", "stage", "unstage", "mixed"])
 def test_the_end_stands_behind_its_work(memory, seen, seed, route, fed):
     """A later ticket that writes the target comes behind what the hook still reads of it; and wait_done likewise."""
     a, b = two_memories(memory, route)
@@ -332,7 +335,7 @@ def test_layer_events_for_a_hook_are_asked_for_at_submit(memory, fed):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("route", ["local", "out", "in", "ring", "mixed", "two devices"])
+@pytest.mark.parametrize("route", ROUTES)
 def test_a_fed_copy_with_a_hook_is_cancelled_at_every_chunk(memory, seed, route):
     """Once it says so, nothing writes the target, and the hook's work is done."""
     steps = 0

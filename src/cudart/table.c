@@ -92,6 +92,7 @@ int strata_cudart_load(strata_cudart *table, const char *path, int loaded_only, 
     table->adopt_worker = NULL;
     table->idle = NULL;
     table->unchanged = NULL;
+    table->accessed = NULL;
     filled = table;
     if (!pointer_attribute) *(void **)&table->pointer_range = (void *)not_supported;
     if (!event_elapsed) *(void **)&table->event_captured = (void *)not_supported;

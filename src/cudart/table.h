@@ -88,6 +88,9 @@ typedef int (*strata_idle_fn)(void);
 typedef void (*strata_unchanged_fn)(const void *target, size_t target_pitch, const void *source, size_t source_pitch, size_t width,
                                     size_t rows, cudaStream_t stream);
 
+/* For a runtime that looks for races: the calling thread itself reads these rows now, or writes them. NULL for CUDA. */
+typedef void (*strata_accessed_fn)(const void *start, size_t pitch, size_t width, size_t rows, int writes);
+
 /* A member may have its function's name only where that is looked up outside of the struct. */
 #ifdef __cplusplus
 #define STRATA_FIELD(f) __typeof__(&::f) f;
@@ -106,6 +109,7 @@ typedef struct strata_cudart {
     strata_adopt_worker_fn adopt_worker;
     strata_idle_fn idle;
     strata_unchanged_fn unchanged;
+    strata_accessed_fn accessed;
 } strata_cudart;
 
 #ifdef __cplusplus

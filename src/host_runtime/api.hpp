@@ -19,5 +19,6 @@ std::remove_pointer_t<strata_word_fn> published;
 std::remove_pointer_t<strata_adopt_worker_fn> adopt_worker;
 std::remove_pointer_t<strata_idle_fn> idle;
 std::remove_pointer_t<strata_unchanged_fn> unchanged;
+std::remove_pointer_t<strata_accessed_fn> accessed;
 
 }  // namespace host_runtime::api

@@ -98,6 +98,7 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
         const MarkRef mark = event->mark;
         if (!mark->point.reached()) state.engine.make_progress(lock);
         if (!mark->point.reached()) return cudaErrorNotReady;
+        state.record.ordered(self, 0, number(handle));
         state.races.learn(thread, mark->known);
         return cudaSuccess;
     });

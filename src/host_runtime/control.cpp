@@ -1,5 +1,7 @@
 #include "control.hpp"
 
+#include "api.hpp"
+
 #include <algorithm>
 
 namespace host_runtime {
@@ -98,12 +100,7 @@ uint64_t clear_faults() {
 }
 
 void host_access(const void *start, size_t bytes, bool writes) {
-    runtime().by_itself([&](State &state, const ThreadState &thread, Lock &) {
-        const auto *first = static_cast<const char *>(start);
-        state.memory.for_each_inside(first, bytes, [&](const RangeRef &range, const char *at, size_t size) {
-            state.races.host_access(thread, writes, range, at, size);
-        });
-    });
+    api::accessed(start, bytes, bytes, 1, writes);
 }
 
 Live live() {

@@ -18,7 +18,7 @@ struct ExecutedCopy {
     size_t bytes;
 };
 
-// An event that was recorded in a stream, or that a stream was told to wait for.
+// An event that was recorded in a stream, that a stream was told to wait for, or (stream 0) that a thread found complete.
 struct OrderCall {
     const char *function;
     uint64_t stream;

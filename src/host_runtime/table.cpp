@@ -14,6 +14,7 @@ extern "C" const strata_cudart *host_runtime_table(void) {
         host_runtime::api::adopt_worker,
         host_runtime::api::idle,
         host_runtime::api::unchanged,
+        host_runtime::api::accessed,
     };
     return &table;
 }

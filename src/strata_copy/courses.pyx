@@ -380,11 +380,14 @@ cdef void start_emission(Course *course) noexcept nogil:
 
 
 cdef int end_emission(Course *course) noexcept nogil:
-    """What is pending goes, and what is in the ring. A lane's event stands for bytes from pageable memory only once they are on it."""
+    """What is pending goes, and what is in the ring. A lane's event stands for bytes from pageable memory only once they are on it, and a
+    hook is told of bytes in pageable memory only once they are there."""
     cdef int status = emit_end(&course.emission)
     if status == OK:
         status = ring_flush(course.copier, course.device, course.guard, course.error)
-    return send_staged(course) if status == OK and course.staged and course.device.staging.inward else status
+    if status == OK and course.staged and (course.device.staging.inward or course.request.hook != NULL):
+        status = send_staged(course)
+    return status
 
 
 cdef int send_staged(Course *course) noexcept nogil:

@@ -106,6 +106,7 @@ cdef extern from "table.h" nogil:
         int (*adopt_worker)(int (*)() noexcept nogil) noexcept nogil    # NULL for CUDA
         int (*idle)() noexcept nogil                        # NULL for CUDA
         void (*unchanged)(const void *, size_t, const void *, size_t, size_t, size_t, cudaStream_t) noexcept nogil      # NULL for CUDA
+        void (*accessed)(const void *, size_t, size_t, size_t, int) noexcept nogil      # NULL for CUDA
 
     int strata_cudart_load(strata_cudart *, const char *path, int loaded_only, int *version, int *missing, char *reason,
                            size_t reason_size)

@@ -121,7 +121,8 @@ def log():
 
 
 def orders():
-    """The latest 65536 cudaEventRecord and cudaStreamWaitEvent in the order of the calls: tuples of function, stream, event."""
+    """The latest 65536 calls that order something, as they came: tuples of function (cudaEventRecord, cudaStreamWaitEvent, or
+    cudaEventQuery that found the event complete), stream (0 for a query), event."""
     return [(call.function.decode(), call.stream, call.event) for call in order_log()]
 
 

@@ -16,7 +16,7 @@ from strata_copy.cudart cimport (
     observed, outcome, published, rt,
 )
 from strata_copy.lanes cimport (
-    CLOSED, LANES, PAUSE, Budget, CopierData, DeviceLanes, Slot, StageChunk, device_index, lane_stream, now, poison_all,
+    CLOSED, LANES, PAUSE, Budget, CopierData, DeviceLanes, Extent, Slot, StageChunk, device_index, lane_stream, now, poison_all,
     pthread_cond_broadcast,
     pthread_cond_init, pthread_cond_t, pthread_cond_timedwait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t,
     pthread_create, pthread_join,
@@ -35,6 +35,7 @@ from strata_copy.tickets cimport (
 cdef enum:
     CALLS_OF_A_STEP = 64
     CALLS_AHEAD = 256
+    LEAST_AHEAD = 1024          # bytes: what a copy costs does not depend on the bytes below that
     LOOK_NS = 100000            # between two looks at what has landed
     IDLE_NS = 1000000000
 
@@ -82,12 +83,13 @@ cdef int feed(Job *job, Submission *s) noexcept nogil:
             course_begin(&job.legs[d].course, s.copier, s.slot, d, &job.request, job.units, gate)
             forget_markers(&job.legs[d])
     job.slot, job.ticket, job.started = s.slot, s.slot.ticket, False
-    job.ahead = s.request.bytes_ahead if s.request.bytes_ahead > 0 else s.copier.window * s.copier.chunk
+    job.ahead = max(s.request.bytes_ahead, LEAST_AHEAD) if s.request.bytes_ahead > 0 else s.copier.window * s.copier.chunk
     s.slot.counted = s.slot.fed = True
     add_i64(<int64_t *>&s.plan.target.generation, 1)
     published(job)
     status = begin_here(job, s)
     if status != OK:
+        drop_staging(s.copier, job)     # the lanes are drained before anybody else gets it
         job.slot = NULL
         return status
     ring_bell()
@@ -401,8 +403,12 @@ cdef StageChunk *next_chunk(CopierData *copier) noexcept nogil:
 
 cdef void copy_chunk(CopierData *copier, StageChunk *chunk) noexcept nogil:
     """Without the lock: it takes milliseconds. The ticket cannot end meanwhile, for only the worker ends one that it feeds."""
-    cdef bint inward = chunk.inward
-    helpers_copy(&chunk.to_chunk[0] if inward else &chunk.from_chunk[0], chunk.n)
+    cdef const Extent *pieces = &chunk.to_chunk[0] if chunk.inward else &chunk.from_chunk[0]
+    cdef int32_t i
+    for i in range(chunk.n if rt.accessed != NULL else 0):
+        rt.accessed(pieces[i].source, pieces[i].source_pitch, pieces[i].width, pieces[i].rows, 0)
+        rt.accessed(pieces[i].target, pieces[i].target_pitch, pieces[i].width, pieces[i].rows, 1)
+    helpers_copy(pieces, chunk.n)
     pthread_mutex_lock(&copier.lock)
     stage_copied(chunk)
     pthread_mutex_unlock(&copier.lock)
