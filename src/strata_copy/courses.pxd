@@ -59,6 +59,8 @@ cdef void course_begin(Course *course, CopierData *copier, Slot *slot, int32_t d
                        cudaEvent_t gate) noexcept nogil
 # Goes on until the budget is used up (or, with one_lane, the next bytes are another lane's) or everything is queued.
 cdef int course_go(Course *course, Budget *budget, bint one_lane, const Guard *guard, Error *error) noexcept nogil
+# Before a copy call: from here on the target may differ.
+cdef void course_touch(Course *course) noexcept nogil
 # Tells the layers anew, after bytes have come to pageable memory.
 cdef void course_tell(Course *course) noexcept nogil
 # Ends it where it is: what was queued still runs, and the ticket's end is behind it. PAUSE while helpers are to copy: again later.

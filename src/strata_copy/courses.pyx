@@ -75,6 +75,12 @@ cdef int course_cut(Course *course, const Guard *guard, Error *error) noexcept n
     return status if status != OK else queue_end(course)
 
 
+cdef void course_touch(Course *course) noexcept nogil:
+    if not course.started:
+        course.started = True
+        touch_target(course.slot)
+
+
 cdef void course_tell(Course *course) noexcept nogil:
     """What is in pageable memory counts only once it is there."""
     tell_layers(course, course.promised)
@@ -494,9 +500,8 @@ cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
         status = ring_ready(course.device, course.guard, course.error)
     if status != OK:
         return status
-    if not course.started:      # the next call is a copy
-        course.started = True
-        touch_target(course.slot)
+    if course.route != ROUTE_STAGE:     # the next call is a copy
+        course_touch(course)
     course.error.part = course.emission.part
     if course.into == 0:
         course.unmarked_bytes += extent.width * extent.rows

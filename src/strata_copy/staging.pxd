@@ -25,6 +25,8 @@ cdef bint stage_empty(const DeviceLanes *device) noexcept nogil
 cdef int32_t stage_layer(const DeviceLanes *device, int32_t none) noexcept nogil
 # Looks what lanes and helpers have done, sends on what can be sent, and adds to `landed`.
 cdef int stage_look(const CopierData *copier, DeviceLanes *device, int64_t *landed, const Guard *guard, Error *error) noexcept nogil
+# Whether that copies to the device.
+cdef bint stage_sends(const DeviceLanes *device) noexcept nogil
 # A chunk for the helpers, now STAGE_BUSY, or NULL; and when they are done with it.
 cdef StageChunk *stage_next(DeviceLanes *device) noexcept nogil
 cdef void stage_copied(StageChunk *chunk) noexcept nogil

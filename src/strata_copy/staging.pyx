@@ -131,6 +131,14 @@ cdef int stage_look(const CopierData *copier, DeviceLanes *device, int64_t *land
     return OK
 
 
+cdef bint stage_sends(const DeviceLanes *device) noexcept nogil:
+    cdef int32_t i
+    for i in range(device.staging.slots):
+        if device.staging.inward and device.staging.chunks[i].state == STAGE_COPIED:
+            return True
+    return False
+
+
 cdef int send(const CopierData *copier, DeviceLanes *device, StageChunk *chunk, const Guard *guard, Error *error) noexcept nogil:
     cdef Lane *lane = &device.lanes[IN_LANE]
     cdef int32_t i

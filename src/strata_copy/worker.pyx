@@ -10,7 +10,7 @@ from strata_copy.abi cimport (
 )
 from strata_copy.atomics cimport add_i64, load_i32, store_i32
 from strata_copy.copier cimport free_event, free_stream, make_event, make_stream, the_tables
-from strata_copy.courses cimport course_begin, course_cut, course_go, course_tell, in_hook, lanes_of_plan
+from strata_copy.courses cimport course_begin, course_cut, course_go, course_tell, course_touch, in_hook, lanes_of_plan
 from strata_copy.cudart cimport (
     Guard, clear, cudaErrorNotReady, cudaEventDisableTiming, cudaEvent_t, cuda_failed, guard_enter, guard_leave,
     observed, outcome, published, rt,
@@ -25,7 +25,7 @@ from strata_copy.lanes cimport (
 from strata_copy.helpers cimport helpers_close, helpers_copy, helpers_open
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport MAX_DEVICES, Units
-from strata_copy.staging cimport stage_copied, stage_drop, stage_look, stage_next
+from strata_copy.staging cimport stage_copied, stage_drop, stage_look, stage_next, stage_sends
 from strata_copy.submit cimport Submission
 from strata_copy.tickets cimport (
     QUEUING, cut_short, give_up, nap, no_ticket, of_hook, pin, ran_something, sweep, tell_news, unpin,
@@ -244,12 +244,16 @@ cdef void step_job(CopierData *copier, Job *job, uint32_t *taken, const Guard *g
 
 
 cdef void end_job(CopierData *copier, Job *job, int status, const Guard *guard, Error *error) noexcept nogil:
-    """After a failed call. Where everything was queued, the ticket ends by its word, or with its device."""
+    """After a failed call. Where everything was queued, the ticket ends by its word, or with its device; what it has of the staging,
+    lanes still use until then."""
+    cdef bint queueing = load_i32(&job.slot.status) == QUEUING
     if status == POISONED and error.device >= 0:
         store_i32(&copier.devices[device_index(copier, error.device)].poisoned, error.cuda_code)
-    if load_i32(&job.slot.status) == QUEUING:
+    if queueing:
         give_up(copier, job.slot, status, guard, error)
-        drop_staging(copier, job)
+    elif status != POISONED and has_staging(copier, job):
+        return
+    drop_staging(copier, job)
     job.slot = NULL
 
 
@@ -366,6 +370,8 @@ cdef int look(CopierData *copier, Job *job, const Guard *guard, Error *error) no
     for d in range(copier.n_devices):
         window = &job.legs[d].window
         if job.slot.devices[d].used and copier.devices[d].staging.owner == job.ticket:
+            if stage_sends(&copier.devices[d]):
+                course_touch(&job.legs[d].course)
             code = stage_look(copier, &copier.devices[d], &job.slot.landed, guard, error)
             if code != OK:
                 return code
@@ -412,6 +418,14 @@ cdef void copy_chunk(CopierData *copier, StageChunk *chunk) noexcept nogil:
     pthread_mutex_lock(&copier.lock)
     stage_copied(chunk)
     pthread_mutex_unlock(&copier.lock)
+
+
+cdef bint has_staging(const CopierData *copier, const Job *job) noexcept nogil:
+    cdef int32_t d
+    for d in range(copier.n_devices):
+        if copier.devices[d].staging.owner == job.ticket:
+            return True
+    return False
 
 
 cdef void drop_staging(CopierData *copier, const Job *job) noexcept nogil:
