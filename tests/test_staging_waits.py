@@ -79,14 +79,19 @@ def staged_copies(copier, a, b, c):
 class Lates:
     """Numbers of copies to be late, for a loss that the seed's order hides: those first that have shown others."""
 
-    def __init__(self, copies):
+    def __init__(self, route, base, copies):
+        self.route, self.base = route, base
         own = range(1, copies - BALLAST + 1)  # of the writer, the reader, and of the tickets
         self.numbers = [0, *(number if number <= 2 else number + BALLAST for number in own)]
+        self.orders = {late: run(staged_copies, route, late=late)[1] for late in self.numbers}
 
-    def show(self, route, call):
-        """Whether one of them does."""
+    def show(self, call):
+        """Whether one of them does under which the same calls are made up to this one: else another would be lost."""
+        before = self.base[: self.base.index(call) + 1]
         for at, late in enumerate(self.numbers):
-            found, _ = run(staged_copies, route, call, late=late)
+            if self.orders[late][: len(before)] != before:
+                continue
+            found, _ = run(staged_copies, self.route, call[:2], late=late)
             assert all(text.startswith(("race: ", "bytes: ")) or "unrecorded event" in text for text in found)
             if found:
                 self.numbers.insert(0, self.numbers.pop(at))
@@ -94,20 +99,38 @@ class Lates:
         return False
 
 
-def never_reported(route, every):
-    """What is lost without a report, whichever copy is late: (function, what for) of each `every`-th call, and how many
-    were looked at."""
-    found, orders = run(staged_copies, route)
-    assert found == []
-    lates = Lates(len(host_runtime.log()))
-    looked_at = [call for call in orders if call[2] != "chain"][::every]  # chains make gaps: test_races has them
-    lost = Counter((function, what) for function, nth, what in looked_at if not lates.show(route, (function, nth)))
-    host_runtime.configure(devices=2)
-    return lost, len(looked_at)
+WAITS = {("cudaStreamWaitEvent", what) for what in ("mark", "finish mark", "end")}
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.long), 12])
 @pytest.mark.parametrize("route", STAGED_ROUTES)
 def test_each_wait_and_record_around_staged_copies_is_needed(route, every):
-    lost, of = never_reported(route, every)
+    """But for those that say again what the worker knows: it has seen on the host that a chunk is over before it lets
+    a layer or a ticket end that goes to pageable memory, or comes from there. Streams wait for the events of such a
+    layer all the same, as parts beside it may need it (`beside`: there each is needed). A chunk's own record is hidden
+    where the event of the next chunk on the lane was seen before the chunk was used again; and for the end of the last
+    ticket nobody waits but by its word."""
+    found, orders = run(staged_copies, route)
+    assert found == []
+    lates, lost, of = Lates(route, orders, len(host_runtime.log())), Counter(), Counter()
+    for call in [call for call in orders if call[2] not in ("query", "chain")][::every]:  # chains: test_races has them
+        of[call[0], call[2]] += 1
+        lost[call[0], call[2]] += not lates.show(call)
+    host_runtime.configure(devices=2)
+    lost, record = +lost, "cudaEventRecord"
     print(route, lost, of)
+    assert set(lost) <= {(record, "chunk"), (record, "end"), *WAITS}
+    assert lost[record, "chunk"] < of[record, "chunk"]
+    assert lost[record, "end"] <= 1
+    if route == "beside":
+        assert lost["cudaStreamWaitEvent", "mark"] == lost["cudaStreamWaitEvent", "end"] == 0
+
+
+@pytest.mark.parametrize("route", [route for route in STAGED_ROUTES if route != "beside"])
+def test_a_chunk_that_is_taken_for_ready_is_reported(route):
+    """Unless the lane happened to be done with it. `beside` asks for other things too: how far the copy is."""
+    _, orders = run(staged_copies, route)
+    queries = [nth for _, nth, what in orders if what == "query"][::4]
+    lost = [nth for nth in queries if not run(staged_copies, route, ("cudaEventQuery", nth))[0]]
+    host_runtime.configure(devices=2)
+    assert len(lost) < len(queries) / 2

@@ -8,7 +8,8 @@ import time
 import pytest
 
 import strata_copy as sc
-from fixtures import HOST, SYNCED, after_copy, differences, needed_by, small_layout, two_devices, untouched
+from fixtures import HOST, SYNCED, after_copy, differences, needed_by, read, small_layout, two_devices, untouched
+from host_table import Gate
 from strata_copy import host_runtime, runtime
 
 LAYOUT = small_layout("k8v4")
@@ -33,8 +34,8 @@ SHAPES = [
 
 def small(window=2, ring=2, chunk=3000, **how):
     """A copier in whose eyes the small conversation is long."""
-    return sc.Copier(two_devices(), tickets=8, layer_events=24, chunk=chunk, window=window, device_memory=ring * 2048,
-                     ring_slots=ring, **how)  # fmt: skip
+    return sc.Copier(two_devices(), tickets=8, chunk=chunk, window=window, device_memory=ring * 2048, ring_slots=ring,
+                     **{"layer_events": 24, **how})  # fmt: skip
 
 
 def settle(tickets):
@@ -95,6 +96,48 @@ def test_every_layer_is_there_behind_its_wait(memory, seed, route, fed):
         wanted = dict(zip(map(id, b.blocks), after_copy(a, b, UPTO), strict=True))
         for *_, block in copies:
             assert bytes(runtime.view(seen[id(block)], block[2])) == wanted[id(block)].tobytes()
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("fed", [False, True], ids=["whole", "fed"])
+def test_lanes_that_are_held_for_a_second_let_nobody_by(memory, fed):
+    """The first and the last of 48 layers are asked for meanwhile."""
+    layout = small_layout("k8v4", layers=48)
+    a, b = memory(layout, 1), memory(layout, 2, "pinned")
+    writer, asked = runtime.stream_create(), {layer: runtime.stream_create() for layer in (0, 47)}
+    gate, began = Gate(writer), time.monotonic()
+    opening = threading.Timer(1, gate.open)
+    opening.start()
+    with small(layer_events=60) as copier:
+        ticket = copier.submit(a.state, b.state, upto=UPTO, after=sc.Stream(writer), feed=fed)
+        seen = []
+        for layer, stream in asked.items():
+            assert ticket.wait_layer(layer, stream, timeout=60)
+            for i, (part, (_, base, size)) in enumerate(zip(layout.parts, b.blocks, strict=True)):
+                if needed_by(part) == layer:
+                    seen.append((i, runtime.malloc(size), size))
+                    runtime.memcpy_async(seen[-1][1], base, size, stream)
+        for stream in asked.values():
+            runtime.stream_synchronize(stream)
+        assert time.monotonic() - began > 0.9
+        wanted = after_copy(a, b, UPTO)
+        assert len(seen) > 5
+        assert all((read(address, size) == wanted[i]).all() for i, address, size in seen)
+        assert ticket.sync(timeout=60)
+    opening.join()
+
+
+@pytest.mark.parametrize("ahead", [1, 1024])
+def test_however_few_bytes_may_be_ahead_pieces_are_worth_a_call(memory, ahead):
+    if HOST:
+        host_runtime.configure(devices=2, seed=1)
+    a, b = memory(LAYOUT, 1), memory(LAYOUT, 2, "pinned")
+    with small() as copier:
+        before = host_runtime.calls()["cudaMemcpyAsync"] if HOST else 0
+        ticket = copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, bytes_ahead=ahead)
+        assert ticket.sync()
+        assert not HOST or host_runtime.calls()["cudaMemcpyAsync"] - before < ticket.bytes / 512 + 100
+        assert differences(b, after_copy(a, b, UPTO)) == []
 
 
 def test_a_layer_that_the_worker_has_not_queued_is_not_there_yet(memory, held):
