@@ -36,7 +36,6 @@ STAGED_ROUTES = {
     "beside": ("device", lambda i, part: {"kind": "pinned" if part.name in PINNED else "pageable"}, "device"),
     "stage": ("pageable", "device", "pageable"),
     "unstage": ("device", "pageable", "device"),
-    "both": (dealt("device", "pageable"), dealt("pageable", "device"), dealt("device", "pageable")),
 }
 
 
