@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import strata_copy as sc
+from fault_codes import CODES
 from fixtures import Memory, after_copy, differences, pageable, read
 from hooks import SIGNATURE, address
 from lost_calls import small_proof
@@ -183,11 +184,11 @@ class Operation:
     """`act` is what is done under a fault, after `prepare`.
 
     routes: on which it is done. opened: with an open copier, which `copier` is for. moves: it queues copies itself.
-    threaded: CUDA is called in a thread of its own, so that the caller's pending error is not seen. loops: most of its
-    calls are equal ones, in loops.
+    threaded: CUDA is called in a thread of its own, so that the caller's pending error is not seen. loops: functions
+    most of whose calls are equal ones, in loops.
     """
 
-    routes, opened, moves, threaded, loops = tuple(ROUTES), True, False, False, False
+    routes, opened, moves, threaded, loops = tuple(ROUTES), True, False, False, ()
     copier = MappingProxyType({})
 
     def prepare(self, scene):
@@ -223,7 +224,7 @@ class Operation:
 
 class Open(Operation):
     # It does not know what will be copied: on the devices of all routes.
-    routes, opened, threaded, loops = ("mixed",), False, True, True
+    routes, opened, threaded, loops = ("mixed",), False, True, tuple(CODES)
 
     def act(self, scene):
         scene.open()
@@ -390,7 +391,7 @@ class Finished(Sync):
 class Close(Operation):
     """With a ticket in flight."""
 
-    routes, threaded, loops = ("mixed",), True, True
+    routes, threaded, loops = ("mixed",), True, tuple(CODES)
 
     def prepare(self, scene):
         scene.submit()
@@ -427,7 +428,7 @@ class Close(Operation):
 class Driven(Operation):
     """The worker queues it, where a call of ours gives it a turn: until the ticket has ended."""
 
-    routes = (*ROUTES, *STAGED_ROUTES)
+    routes, loops = (*ROUTES, *STAGED_ROUTES), (MODE_CALL,)
     copier = MappingProxyType({"chunk": 128, "window": 1, "device_memory": 2 * 2048, "ring_slots": 2,
                                "pinned_memory": 4 * 512})  # fmt: skip
 

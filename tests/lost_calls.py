@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 import numpy as np
 
-import numpy as np
-
 import strata_copy as sc
 from fixtures import Memory, needed_by, small_layout
 from host_table import cuda, ok
@@ -56,14 +54,6 @@ STAGED_ROUTES = {
     "stage": ("pageable", "device", "pageable"),
     "unstage": ("device", "pageable", "device"),
     "both": (dealt("device", "pageable"), dealt("pageable", "device"), dealt("device", "pageable")),
-}
-# The same with pageable memory, which the worker and its helpers reach through pinned chunks; the last one with parts
-# in pinned memory beside it in each layer.
-PINNED = ("k", "v", "recurrent", "window", "idx_tail")
-STAGED_ROUTES = {
-    "beside": ("device", lambda i, part: {"kind": "pinned" if part.name in PINNED else "pageable"}, "device"),
-    "stage": ("pageable", "device", "pageable"),
-    "unstage": ("device", "pageable", "device"),
 }
 
 

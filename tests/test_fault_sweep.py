@@ -2,10 +2,11 @@
 without an error of other code pending: what is told is true, nothing of ours is in flight then, and the next copy is
 whole. What the operations are and what each promises is in fault_operations.py, the codes are in fault_codes.py.
 
-Opening makes about a thousand events and closing destroys them, in loops. Of equal calls of theirs in a loop (a run of
-calls of one function from one place) four stand for all: the first, the second, one in the middle, the last; and where
-such loops are in a loop, of the runs likewise. The count that is printed is of the calls that were made to fail, and
-beside it stands how many they are of."""
+Opening makes about a thousand events and closing destroys them, in loops; and each of some hundred turns of the worker
+changes the capture mode and puts it back. Of equal calls of theirs in a loop (a run of calls of one function from one
+place) four stand for all: the first, the second, one in the middle, the last; and where such loops are in a loop, of
+the runs likewise. The count that is printed is of the calls that were made to fail, and beside it stands how many they
+are of."""
 
 from dataclasses import dataclass
 from itertools import groupby
@@ -68,7 +69,7 @@ def calls_of(operation, route):
     found = {}
     for function in [name for name in CODES if name in paths]:
         count = operation.tries(function, len(paths[function]))
-        numbers = of_loops(paths[function][:count]) if operation.loops else range(1, count + 1)
+        numbers = of_loops(paths[function][:count]) if function in operation.loops else range(1, count + 1)
         if count > 0:
             found[function] = Calls(count, tuple(numbers))
     return found
@@ -147,7 +148,7 @@ def test_every_call_fails_in_turn_with_every_code(name, route, fault_pairs, figu
     assert run(operation, name, route, all_faults(calls), fault_pairs) == wanted
     if operation.loops:
         tried, made = (sum(map(count, calls.values())) for count in (lambda of: len(of.numbers), lambda of: of.count))
-        figure(f"{name}: {tried} of {made} calls made to fail; of each loop the first, second, middle and last")
+        figure(f"{name} on route {route}: {tried} of {made} calls made to fail; of a loop's four each")
 
 
 def test_of_a_loop_four_calls_stand_for_all():

@@ -76,7 +76,7 @@ def staged_copies(copier, a, b, c):
     ]
 
 
-class Lates:
+class LateCopies:
     """Numbers of copies to be late, for a loss that the seed's order hides: those first that have shown others."""
 
     def __init__(self, route, base, copies):
@@ -112,10 +112,10 @@ def test_each_wait_and_record_around_staged_copies_is_needed(route, every):
     ticket nobody waits but by its word."""
     found, orders = run(staged_copies, route)
     assert found == []
-    lates, lost, of = Lates(route, orders, len(host_runtime.log())), Counter(), Counter()
+    late_copies, lost, of = LateCopies(route, orders, len(host_runtime.log())), Counter(), Counter()
     for call in [call for call in orders if call[2] not in ("query", "chain")][::every]:  # chains: test_races has them
         of[call[0], call[2]] += 1
-        lost[call[0], call[2]] += not lates.show(call)
+        lost[call[0], call[2]] += not late_copies.show(call)
     host_runtime.configure(devices=2)
     lost, record = +lost, "cudaEventRecord"
     print(route, lost, of)
