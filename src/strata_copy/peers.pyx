@@ -17,7 +17,7 @@ from strata_copy.lanes cimport now
 from strata_copy.on_thread cimport OnThread
 from strata_copy.tickets cimport nap, ran_something
 
-from strata_copy import host_runtime
+from strata_copy import host_runtime, runtime
 
 P2P_VARIABLE = "STRATA_COPY_P2P"
 SIZES = (4 << 10, 1 << 20, 64 << 20)    # bytes of the proof's copies: some faults begin at a size
@@ -87,12 +87,7 @@ def link(int source, int target):
 
 def links(devices=None):
     """`link` of each ordered pair of these devices, all by default. The pairs of a machine take a while."""
-    cdef int n = 0
-    require_runtime()
-    if devices is None:
-        rt.cudaGetDeviceCount(&n)
-        devices = range(n)
-    devices = list(devices)
+    devices = list(range(runtime.device_count()) if devices is None else devices)
     return [link(source, target) for source in devices for target in devices if source != target]
 
 
