@@ -112,16 +112,17 @@ def run(scene, route, lost=None, together=False, late=0):
             host_runtime.delay(late)
         found = scene(copier, a, b, c) or []
         finish = {log[1] for log in host_runtime.log() if (log[0], log[2]) == ("cudaMemcpyAsync", 8)}  # words of ends
-        orders = name_orders(host_runtime.orders()[before:], finish)
+        orders = name_orders(host_runtime.orders()[before:], finish, route in STAGED_ROUTES)
         if route in STAGED_ROUTES:
             queries = host_runtime.calls()["cudaEventQuery"] - asked
             orders += [("cudaEventQuery", nth, "query") for nth in range(1, queries + 1)]
         return host_runtime.violations() + found, orders
 
 
-def name_orders(orders, finish):
+def name_orders(orders, finish, staged):
     """(function, its number, what for) of records and waits, by where the event is recorded, and how often: the chain
-    of a pair of streams is recorded over and over. A layer's record that nothing in the scene waits for is left out."""
+    of a pair of streams is recorded over and over. A layer's record that nothing in the scene waits for is left out, and
+    where nothing is staged what the worker asks about its windows."""
     awaited = {event for function, _, event in orders if function == "cudaStreamWaitEvent"}
     asked = {event for function, _, event in orders if function == "cudaEventQuery"}
     times = Counter(event for function, _, event in orders if function == "cudaEventRecord")
@@ -133,7 +134,7 @@ def name_orders(orders, finish):
         if function == "cudaEventRecord":
             recorded[event] = stream
         what = "chain" if times[event] > 1 else "end" if recorded[event] in finish else "mark"
-        if event in asked:
+        if staged and event in asked:
             what = "chunk"
         elif event not in awaited and recorded[event] not in finish:
             continue

@@ -132,8 +132,11 @@ class Seen:
                      for kind, place, block in zip(self.kinds, memory.places, memory.blocks, strict=True)]  # fmt: skip
 
     def copy(self, layer, device, stream):
+        self.copy_layer(layer, stream, device)
+
+    def copy_layer(self, layer, stream, device=None):
         for mine, part, place, (_, base, size) in self.each():
-            if needed_by(part) == layer and place.device == device:
+            if needed_by(part) == layer and device in (None, place.device):
                 runtime.memcpy_async(mine, base, size, stream)
 
     def copy_on(self, layer, stream, to):
@@ -220,7 +223,7 @@ def with_a_hook(fed):
         first, second, third = Seen(b), Seen(b), Beside(b)
         host_runtime.delay(1)
         Beside(a).write_it(writer)
-        hook = Hook(first.copy)
+        hook = Hook(lambda layer, _, stream: first.copy_layer(layer, stream))  # one device carries, also for another
         ticket = copier.submit(a.state, b.state, upto=41, after=sc.Stream(writer), feed=fed, **hook.how)
         assert ticket.wait_done(everything, timeout=60)
         third.write_it(everything)
