@@ -122,9 +122,9 @@ class Session:
         """Puts a contiguous uint8 array at `offset`. Blocks."""
         for block, address, piece in self._pieces_of(offset, data):
             if block.kind == "device":
-                runtime.memcpy(address, piece.ctypes.data, piece.size)
-                with runtime.on_device(block.device):  # from pageable memory the bytes may still be under way
-                    runtime.device_synchronize()
+                with runtime.on_device(block.device):
+                    runtime.memcpy(address, piece.ctypes.data, piece.size)
+                    runtime.device_synchronize()  # from pageable memory the bytes may still be under way
             else:
                 runtime.view(address, piece.size)[:] = piece
 
