@@ -86,7 +86,7 @@ def write(address, values):
         runtime.view(address, values.size)[:] = values
     else:
         runtime.memcpy(address, values.ctypes.data, values.size)
-        runtime.device_synchronize()  # from pageable memory the bytes may still be under way
+        runtime.stream_synchronize(0)  # from pageable memory the bytes may still be under way
 
 
 def read(address, size):

@@ -121,8 +121,8 @@ def run(scene, route, lost=None, together=False, late=0):
 
 def name_orders(orders, finish, staged):
     """(function, its number, what for) of records and waits, by where the event is recorded, and how often: the chain
-    of a pair of streams is recorded over and over. A layer's record that nothing in the scene waits for is left out, and
-    where nothing is staged what the worker asks about its windows."""
+    of a pair of streams is recorded over and over. A layer's record that nothing in the scene waits for is left out,
+    and where nothing is staged what the worker asks about its windows."""
     awaited = {event for function, _, event in orders if function == "cudaStreamWaitEvent"}
     asked = {event for function, _, event in orders if function == "cudaEventQuery"}
     times = Counter(event for function, _, event in orders if function == "cudaEventRecord")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import strata_copy
+from strata_copy import runtime
 
 BENCH = Path(__file__).resolve().parents[1] / "bench"
 # A figure of each benchmark that it would be worthless without.
@@ -75,7 +76,10 @@ def test_runs(bench, built, tmp_path):
     assert found["verified"]
     assert found["runtime"].startswith(kind)
     names = [figure["name"] for figure in found["figures"]]
-    assert FIGURES[bench] in names
+    if bench == "peers" and runtime.device_count() < 2:
+        assert (names, list(found["left_out"])) == ([], ["copies between two devices"])
+    else:
+        assert FIGURES[bench] in names
     for name in LEFT_OUT.get(bench, ()) if kind == "host" else ():
         assert name in found["left_out"]
         assert "not measured" in done.stdout
