@@ -1,10 +1,12 @@
 """Seconds for each GiB of pinned memory, by an arena and by cudaHostAlloc, how long a copy loop of another thread is
 held up meanwhile, and whether a Global capture beside it stays valid."""
 
+import ctypes
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from mmap import MADV_HUGEPAGE, mmap
 
 import numpy as np
 
@@ -14,6 +16,8 @@ from common.setting import Setting
 from strata_copy import Arena, Refused, runtime
 
 GIB = 1 << 30
+LIBC = ctypes.CDLL(None)
+MADV_POPULATE_WRITE = 23  # which the module mmap does not have
 SECONDS = 0.10  # for a GiB, with 8 threads
 STALL = 60.0  # ms
 FOREIGN = 4096  # bytes of the copy beside it
@@ -37,6 +41,7 @@ def run(setting: Setting) -> Result:
     result.figures += costs("arena, 1 thread", lambda: by_arena(result, half, piece, threads=1), half, 1)
     result.figures += costs("cudaHostAlloc", lambda: by_host_alloc(piece, pieces // 2), half, 1)
     result.figures += [captures(ours, rounds), closes(total, piece), alone(0.01 if setting.quick else 1.0)]
+    result.figures += parts(piece)
     return result
 
 
@@ -67,6 +72,32 @@ def closes(total: int, piece: int) -> Figure:
 def alone(seconds: float) -> Figure:
     found = spread(beside(lambda: asleep(seconds)), 1e-6, 4)
     return Figure("longest copy alone", found["worst"], "ms", samples=found)
+
+
+def parts(piece: int) -> list[Figure]:
+    """What an arena does to a piece, one after the other: the pages made to be there, then registered."""
+    found = []
+    for threads in (1, 4, 8, 16):
+        with mmap(-1, piece) as memory:
+            memory.madvise(MADV_HUGEPAGE)
+            held = ctypes.c_char.from_buffer(memory)
+            base, share = ctypes.addressof(held), piece // threads
+            with ThreadPoolExecutor(threads) as pool:
+                started = time.monotonic()
+                list(pool.map(lambda at: populate(at, share), range(base, base + piece, share)))  # noqa: B023
+                took = time.monotonic() - started
+            found.append(Figure(f"touching a piece, {threads} threads", round(took * GIB / piece, 4), "s/GiB"))
+            started = time.monotonic()
+            runtime.host_register(base, piece)
+            took = time.monotonic() - started
+            runtime.host_unregister(base)
+            del held
+    return [*found, Figure("registering a piece", round(took * GIB / piece, 4), "s/GiB")]
+
+
+def populate(start: int, n: int) -> None:
+    if LIBC.madvise(ctypes.c_void_p(start), ctypes.c_size_t(n), MADV_POPULATE_WRITE) != 0:
+        ctypes.memset(start, 0, n)  # of a kernel before 5.14
 
 
 def touch(total: int) -> None:

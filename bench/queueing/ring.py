@@ -9,6 +9,7 @@ from queueing.loops import WHAT, by_submit
 
 RATIO, SUBMIT = 6, 1.0  # goals: of the driver's speed; ms
 CHUNKS, SLOTS = (2, 4, 8, 16), (2, 4, 8)  # MiB; of the rings that are compared
+BESIDE = 4  # slots of those that a foreign copy is beside
 
 
 def rows(setting: Setting, result: Result, rings: bool) -> list[Figure]:
@@ -59,4 +60,6 @@ def compared(setting: Setting, result: Result) -> list[Figure]:
                 times = spread(by_library([case.plan], case.upto, setting.streams[0], repetitions, 1), 1e-6)
                 result.wrong += verify(name, case)
                 found.append(Figure(name, gb_per_s(case, times), "GB/s", samples=times))
+                if slots == BESIDE:
+                    found += beside_foreign(setting, case, "d2h", f"{slots} chunks of {chunk} MiB", 2, rounds=2)
     return found
