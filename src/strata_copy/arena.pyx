@@ -35,6 +35,7 @@ cdef enum:
     HUGE = 2 << 20
     MAX_THREADS = 64
     LEAST = 64 << 20            # smaller pieces than this, and than a 16th, are not tried where CUDA refuses larger ones
+    TOUCH = 16 << 20            # bytes whose pages are made to be there at a time
     SPARE = 256 << 20           # bytes of the machine's memory that are left alone
 
 
@@ -596,28 +597,41 @@ cdef char *map_piece(ArenaData *arena, size_t bytes, Error *error) noexcept nogi
 cdef struct Share:
     char *start
     size_t bytes
+    pthread_mutex_t *gate
     int failed
 
 
 cdef void *touch_share(void *argument) noexcept nogil:
+    """Some pages at a time: the process can map nothing meanwhile, no other thread's memory either."""
     cdef Share *share = <Share *>argument
-    share.failed = populate(share.start, share.bytes, PAGE)
+    cdef size_t at = 0, n
+    pthread_mutex_lock(share.gate)
+    pthread_mutex_unlock(share.gate)
+    while at < share.bytes and share.failed == 0:
+        n = min(<size_t>TOUCH, share.bytes - at)
+        share.failed = populate(share.start + at, n, PAGE)
+        at += n
     return NULL
 
 
 cdef int touch(char *base, size_t bytes, int32_t threads) noexcept nogil:
-    """Each thread makes a share of the pages be there; the caller does its own, and those of threads that could not be had."""
+    """Each thread makes a share of the pages be there; the caller does its own, and those of threads that could not be had. None begins
+    before all are made: a thread needs a stack, which cannot be mapped while pages are touched."""
+    cdef pthread_mutex_t gate
     cdef Share shares[MAX_THREADS]
     cdef pthread_t running[MAX_THREADS]
     cdef bint started[MAX_THREADS]
     cdef size_t each = (bytes // threads + HUGE - 1) // HUGE * HUGE, at = 0
     cdef int32_t i, n = 0
     cdef int failed = 0
+    pthread_mutex_init(&gate, NULL)
+    pthread_mutex_lock(&gate)
     while at < bytes:
-        shares[n].start, shares[n].bytes, shares[n].failed = base + at, min(each, bytes - at), 0
+        shares[n].start, shares[n].bytes, shares[n].gate, shares[n].failed = base + at, min(each, bytes - at), &gate, 0
         at += shares[n].bytes
         started[n] = at < bytes and pthread_create(&running[n], NULL, touch_share, &shares[n]) == 0
         n += 1
+    pthread_mutex_unlock(&gate)
     for i in range(n):
         if not started[i]:
             touch_share(&shares[i])
@@ -625,6 +639,7 @@ cdef int touch(char *base, size_t bytes, int32_t threads) noexcept nogil:
         if started[i]:
             pthread_join(running[i], NULL)
         failed |= shares[i].failed
+    pthread_mutex_destroy(&gate)
     return OK if failed == 0 else REFUSED
 
 
