@@ -383,23 +383,3 @@ def test_each_call_of_a_link_fails_in_turn(memory, small, can):
             if not fired:
                 break
         assert nth > 1
-
-
-# ---- the device that nobody uses
-
-
-@pytest.mark.host
-@pytest.mark.parametrize("feed", [False, True])
-def test_a_copy_on_device_1_alone_never_makes_device_0_current(memory, feed):
-    """Setting a device makes a context on it."""
-    runtime.set_device(1)
-    a, b, c = (memory(LAYOUT, n, kind, device=1) for n, kind in enumerate(("device", "device", "pinned"), 1))
-    before = host_runtime.made_current()
-    with sc.Copier((1,), tickets=4, layer_events=24) as copier:
-        for source, target in ((a, b), (b, c)):
-            assert copier.submit(source.state, target.state, upto=UPTO, after=SYNCED, feed=feed).sync()
-    after = host_runtime.made_current()
-    assert after.pop(1) > before.pop(1)
-    assert after == before
-    assert runtime.get_device() == 1
-    runtime.set_device(0)

@@ -137,7 +137,6 @@ cudaError_t cudaSetDevice(int device) {
     return Runtime::instance().call(Function::cudaSetDevice, kNeedsContext, [&](State &state, ThreadState &thread, Lock &) {
         if (!is_device(state, device)) return cudaErrorInvalidDevice;
         thread.device = device;
-        state.record.made_current(device);
         state.contexts[static_cast<size_t>(device)] = true;
         return cudaSuccess;
     });

@@ -122,11 +122,6 @@ void host_access(const void *start, size_t bytes, bool writes) {
     api::accessed(start, bytes, bytes, 1, writes);
 }
 
-std::map<int, uint64_t> made_current() {
-    const Lock lock(runtime().mutex);
-    return runtime().state->record.made_current();
-}
-
 Live live() {
     const Lock lock(runtime().mutex);
     const State &state = *runtime().state;

@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -55,8 +54,6 @@ uint64_t clear_faults();
 // The calling thread reads or writes memory by itself.
 void host_access(const void *start, size_t bytes, bool writes);
 
-// How often each device was made some thread's current one.
-std::map<int, uint64_t> made_current();
 Live live();
 Registered registered();
 // Devices on which CUDA would have made a context: by cudaSetDevice, or by a call on them as the thread's current device.

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -42,10 +41,6 @@ public:
     void ordered(Function function, uint64_t stream, uint64_t event);
     const std::deque<OrderCall> &orders() const { return orders_; }
 
-    // A device was made some thread's current one, which makes a context on it.
-    void made_current(int device) { ++made_current_[device]; }
-    const std::map<int, uint64_t> &made_current() const { return made_current_; }
-
     // Something that a real runtime would let pass, or would report only sometimes.
     void violation(Function function, const std::string &what) { violation(std::string(name(function)) + ": " + what); }
     void violation(std::string text);
@@ -57,7 +52,6 @@ private:
     std::array<std::vector<uint64_t>, kFunctions> paths_;
     std::deque<ExecutedCopy> copies_;
     std::deque<OrderCall> orders_;
-    std::map<int, uint64_t> made_current_;
     std::vector<std::string> violations_;
 };
 

@@ -11,7 +11,6 @@ import atexit
 
 from libc.stdint cimport uint8_t, uint64_t
 from libcpp cimport bool as cbool
-from libcpp.map cimport map
 from libcpp.optional cimport optional
 from libcpp.string cimport string
 from libcpp.vector cimport vector
@@ -68,7 +67,6 @@ cdef extern from "control.hpp" namespace "host_runtime" nogil:
     uint64_t c_configuration "host_runtime::configuration"()
     uint64_t c_clear_faults "host_runtime::clear_faults"()
     void host_access(const void *, size_t, cbool)
-    map[int, uint64_t] c_made_current "host_runtime::made_current"() except +
     Live c_live "host_runtime::live"()
     Registered c_registered "host_runtime::registered"()
     vector[int] c_contexts "host_runtime::contexts"() except +
@@ -148,11 +146,6 @@ def orders():
     """The latest 65536 calls that order something, as they came: tuples of function (cudaEventRecord, cudaStreamWaitEvent, or
     cudaEventQuery that found the event complete), stream (0 for a query), event."""
     return [(call.function.decode(), call.stream, call.event) for call in order_log()]
-
-
-def made_current():
-    """How often each device was made a thread's current one by cudaSetDevice, since `configure`: a dict. It makes a context there."""
-    return dict(c_made_current())
 
 
 def contexts():
