@@ -248,12 +248,28 @@ def test_the_pool_demo_splits_the_layers_over_devices():
         (("--devices", "2", "--split", "48"), "from 1 to 47; it is 48"),
         (("--split", "3,x"), "'3,x' is not a list of whole numbers"),
         (("--peers", "0-0"), "'0-0' is no pair of two devices"),
+        (("--split", "3"), "--split is for several devices: --devices is needed"),
     ],
 )
 def test_stages_without_meaning_are_refused_by_name(arguments, text):
     done = CliRunner().invoke(cli.main, ["demo", *arguments], env={"STRATA_COPY_RUNTIME": KIND}, terminal_width=200)
     assert done.exit_code == 2
     assert text in done.stderr
+
+
+def test_a_p2p_mode_that_is_none_ends_the_demo_with_the_reason():
+    done = CliRunner().invoke(
+        cli.main, ["demo", "--tokens", "8"], env={"STRATA_COPY_RUNTIME": KIND, "STRATA_COPY_P2P": "maybe"}
+    )
+    assert done.exit_code == 2
+    assert "STRATA_COPY_P2P is 'maybe'; it may be" in done.stderr
+
+
+@pytest.mark.host
+def test_a_pair_of_a_device_that_is_not_there_is_refused_with_the_number_of_devices():
+    done = strata_copy("demo", "--peers", "0-1", STRATA_COPY_RUNTIME=KIND)
+    assert done.returncode == 2
+    assert "from device 0 to device 1: no pair of two devices; there are 1" in done.stderr
 
 
 def test_stages_have_each_layer_once_and_the_draft_last():

@@ -144,7 +144,10 @@ cdef int cuda_failed(int status, int code, const char *call, int device, const G
     if error.pending_before == cudaSuccess:     # not so where an earlier failure of this entry has taken its place
         error.pending_before = guard.pending
     strncpy(error.call, call, sizeof(error.call) - 1)
-    outcome(error, status, REASON_CUDA, "%s failed on device %d: %s (%d)", call, device, rt.cudaGetErrorName(code), code)
+    if device < 0:      # a call that names none
+        outcome(error, status, REASON_CUDA, "%s failed: %s (%d)", call, rt.cudaGetErrorName(code), code)
+    else:
+        outcome(error, status, REASON_CUDA, "%s failed on device %d: %s (%d)", call, device, rt.cudaGetErrorName(code), code)
     _forget(code, guard)
     return status
 

@@ -9,6 +9,7 @@ from strata_copy import CopyError, presets, runtime
 from strata_copy.chosen import PEERS_OPTION, Pairs, numbers, open_runtime
 from strata_copy.demo_copies import TOKENS, demo_copies
 from strata_copy.demo_pool import demo_pool
+from strata_copy.peers import mode as p2p_mode
 from strata_copy.stages import Stages
 
 TOKENS_HELP = f"Length; may be given several times. [default: {', '.join(map(str, TOKENS))}]"
@@ -16,7 +17,12 @@ TOKENS_HELP = f"Length; may be given several times. [default: {', '.join(map(str
 
 @click.command()
 @click.option(
-    "--format", "formats", type=click.Choice([*presets.QWEN3_8_CELLS, "all"]), default="int8", help="Of the K/V."
+    "--format",
+    "formats",
+    type=click.Choice([*presets.QWEN3_8_CELLS, "all"]),
+    default="int8",
+    show_default=True,
+    help="Of the K/V.",
 )
 @click.option("--tokens", type=click.IntRange(min=1), multiple=True, help=TOKENS_HELP)
 @click.option("--draft", is_flag=True, help="With the K/V of the draft.")
@@ -25,7 +31,7 @@ TOKENS_HELP = f"Length; may be given several times. [default: {', '.join(map(str
 @click.option("--split", callback=numbers, help="The first layers of the stages behind the first, as in 3,20.")
 @PEERS_OPTION
 @click.option("--memory", type=click.IntRange(min=1), help="Bytes that both sessions may take.")
-@click.option("--pool", is_flag=True, help="Conversations that take turns in slots; see below.")
+@click.option("--pool", is_flag=True, help="Conversations that take turns in slots; see above.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON list, a row for each length and direction, or turn.")
 def demo(
     formats: str,
@@ -63,6 +69,10 @@ def demo(
     if mode == 2 and not draft:
         raise click.UsageError("mode 2 is the draft's: --draft is needed")
     stages = stages_of(devices, split)
+    try:
+        p2p_mode()
+    except ValueError as wrong:
+        raise click.UsageError(str(wrong)) from wrong
     why = open_runtime(devices, peers)
     err = Console(stderr=True, highlight=False, markup=False)
     err.print(f"{runtime.describe()['kind']} runtime, {runtime.device_name(0)}: {why}", soft_wrap=True)
@@ -80,6 +90,8 @@ def demo(
 def stages_of(devices: int, split: tuple[int, ...]) -> Stages:
     if not split:
         return Stages.even(devices, presets.QWEN3_8_LAYERS)
+    if devices == 1:
+        raise click.UsageError("--split is for several devices: --devices is needed")
     if len(split) != devices - 1 or any(
         a >= b for a, b in zip((0, *split), (*split, presets.QWEN3_8_LAYERS), strict=True)
     ):

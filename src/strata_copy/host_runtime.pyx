@@ -238,7 +238,7 @@ def configuration():
 
 def _way(device, peer, devices):
     if not (0 <= device < devices and 0 <= peer < devices and device != peer):
-        raise ValueError(f"from device {device} to device {peer}; there are {devices}")
+        raise ValueError(f"from device {device} to device {peer}: no pair of two devices; there are {devices}, numbered from 0")
     return device * devices + peer
 
 

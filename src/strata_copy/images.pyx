@@ -340,7 +340,8 @@ cdef int image_readable(const StateData *state, const Request *request, Error *e
     cdef int64_t bank
     if visibility != VISIBLE:
         return outcome(error, REFUSED, REASON_CLOSED if visibility == DISCARDED else REASON_INVALID, "the image %s",
-                       <const char *>"was discarded" if visibility == DISCARDED else <const char *>"is not published")
+                       <const char *>"was discarded" if visibility == DISCARDED else
+                       <const char *>"is not published: publish it once its copy has landed")
     for m in range(state.layout.n_marks if request.upto != NULL and request.n_marks == <uint32_t>state.layout.n_marks else 0):
         if request.upto[m] > image.marks[m]:
             error.wanted, error.found = request.upto[m], image.marks[m]

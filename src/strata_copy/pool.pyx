@@ -111,7 +111,7 @@ cdef int pool_remove(PoolData *pool, const Key *key, Error *error) noexcept nogi
         status = outcome(error, REFUSED, REASON_PLACE, "no image has this key")
     elif pool.entries[i].pins > 0:
         error.found = pool.entries[i].pins
-        status = outcome(error, REFUSED, REASON_BUSY, "the image is pinned %ld times", error.found)
+        status = outcome(error, REFUSED, REASON_BUSY, "the image is pinned %ld times: unpin it first", error.found)
     else:
         status = image_discard(pool.entries[i].image, error)
         if status == OK:

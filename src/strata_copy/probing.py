@@ -58,7 +58,7 @@ class Found:
         return said
 
 
-@click.command()
+@click.command(short_help="Measures the ceilings of copies: devices, links, pairs.")
 @click.option("--devices", callback=numbers, help="Which, as in 0,1. [default: all]")
 @click.option(
     "--size",

@@ -344,7 +344,8 @@ cdef int find_way(const CopierData *copier, PartRoute *part, const LayoutData *l
         part.other_number = device_index(copier, part.other)
     if part.device_number < 0 or (part.other >= 0 and part.other_number < 0):
         error.part, error.layer, error.device = i, layout.parts[i].layer, part.device if part.device_number < 0 else part.other
-        return outcome(error, REFUSED, REASON_PLACE, "part '%s' of layer %d is on device %d, which the copier has not open",
+        return outcome(error, REFUSED, REASON_PLACE,
+                       "part '%s' of layer %d is on device %d, which the copier has not open: name it in `devices`",
                        layout.parts[i].name, layout.parts[i].layer, error.device)
     if part.route == ROUTE_PEER and copier.devices[part.device_number].links[part.other_number] == LINK_RELAY:
         part.route = ROUTE_RELAY

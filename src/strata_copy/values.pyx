@@ -64,6 +64,8 @@ cdef int fill_way(RequestValues *values, src_generation, dst_generation, priorit
     values.request.bytes_ahead = whole("bytes_ahead", bytes_ahead, 0, INT64_MAX)
     if feed is not None:
         values.request.flags |= <uint32_t>FEED if feed else <uint32_t>QUEUE_ALL
+    if callable(hook):
+        raise TypeError(f"hook is a {type(hook).__name__}; the address of a C function, strata_hook in strata_copy.h, is needed")
     values.request.hook = <Hook><size_t>address(hook)
     values.request.hook_arg = <void *><size_t>address(hook_arg)
     return 0
