@@ -606,6 +606,7 @@ cdef class Plan:
             free(units)
         return found
 
+
 cdef class Copier:
     """The lanes, events and tickets of this process, on the devices that are named. One is open at a time; `close` it, or use `with`.
 
@@ -721,8 +722,10 @@ cdef class Copier:
         cdef StateData *states[MAX_SOURCES]
         cdef int32_t source_of_group[MAX_GROUPS]
         cdef int32_t n_sources
+        cdef uint64_t number
         cdef Plan plan = Plan.__new__(Plan)
         self._alive()
+        number = self.data.number
         state_data(target)
         plan.copier, plan.target = self, target
         plan.sources = dict(source) if isinstance(source, dict) else dict.fromkeys(target.layout.groups, source)
@@ -746,7 +749,7 @@ cdef class Copier:
         if plan.data != NULL:
             self._link(plan.data)
             with nogil:
-                adopt_plan(plan.data, &error)
+                adopt_plan(plan.data, number, &error)
         if error.status != OK:
             raise_error(&error)
         return plan
@@ -760,9 +763,9 @@ cdef class Copier:
     cdef int _link(self, const PlanData *plan) except -1:
         """The lanes or rings of the pairs that a new plan needs and no earlier one did."""
         cdef int32_t i, source, target
-        if in_hook():       # adopt_plan refuses it
-            return 0
         for i in range(plan.target.layout.n_parts):
+            if in_hook() or self.closed:        # adopt_plan refuses it
+                return 0
             if plan.parts[i].route != ROUTE_PEER:
                 continue
             source, target = device_index(self.data, plan.parts[i].device), device_index(self.data, plan.parts[i].other)
@@ -1009,7 +1012,8 @@ cdef class Ticket:
             return self.last
         last = Progress(p.layers_queued, p.bytes, p.bytes_total, p.ns_submit / 1e9, p.ns_total / 1e9)
         failure = as_exception(&error) if status < OK else None
-        if self.status != AGAIN:
+        if self.status != AGAIN:                # another thread had the GIL meanwhile
+            observed(<void *>self)
             return self.last
         self.last = last
         if status != AGAIN:

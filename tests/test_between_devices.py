@@ -260,6 +260,118 @@ def test_slots_that_are_too_small_are_a_value_error(relay_memory, slots):
 
 
 @pytest.mark.host
+def test_a_copier_that_closes_while_a_plan_is_made_refuses_it():
+    host_runtime.configure(devices=2)
+    a, b = Memory(LAYOUT, 1, device=0), Memory(LAYOUT, 2, device=1)
+    copier = sc.Copier((0, 1), tickets=2, layer_events=24)
+
+    class Sources(dict):
+        def __iter__(self):  # so that `keys` is asked
+            return super().__iter__()
+
+        def keys(self):
+            copier.close()  # as another thread may
+            return super().keys()
+
+    with pytest.raises(sc.Refused) as refused:
+        copier.plan(Sources(dict.fromkeys(LAYOUT.groups, a.state)), b.state)
+    assert refused.value.reason == "closed"
+
+
+@pytest.mark.host
+def test_ends_that_are_told_on_different_streams_stay_in_order(seed):
+    """One slot, one ticket after the other: through a ring, by P2P, within the device."""
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    host_runtime.configure(devices=3, seed=seed, peers=[(2, 0)])
+    states = [Memory(LAYOUT, n + 1, device=n % 3) for n in range(6)]
+    ways = [(0, 2), (2, 0), (2, 5), (1, 2), (5, 2)]  # four of them are carried by device 2
+    with sc.Copier(range(3), tickets=1, layer_events=24, relay_memory=1 << 13) as copier:
+        plans = [copier.plan(states[a].state, states[b].state) for a, b in ways]
+        for plan in plans * 6:
+            ticket = plan.submit(UPTO, after=SYNCED, begin=(0, 0))
+            host_runtime.step(chance.randint(0, 80))  # CUDA may tell the end before the word is there
+            assert ticket.sync()
+
+
+# ---- a device that has ended
+
+
+def end_device(copier, source, target):
+    """Ends the device of both states, without a word to the runtime: nobody can wait for its streams."""
+    plan = copier.plan(source.state, target.state)
+    host_runtime.fail("cudaMemcpyAsync", 3, 1)
+    host_runtime.fail("cudaMemcpy2DAsync", 3, 1)
+    host_runtime.fail("cudaStreamSynchronize", 1, 1, forever=True)
+    with pytest.raises(sc.Poisoned):
+        plan.submit(UPTO, after=SYNCED, begin=(0, 0))
+    host_runtime.clear_faults()
+
+
+def close_dead(copier):
+    with pytest.raises(sc.Poisoned):
+        copier.close()
+
+
+@pytest.mark.host
+def test_a_dead_device_is_not_called_where_a_ring_from_it_is_drained():
+    drained = []
+    for dead in (False, True):
+        host_runtime.configure(devices=2, peers=[])
+        a, x, y = (Memory(LAYOUT, n, device=0) for n in (1, 2, 3))
+        b, c, d = (Memory(LAYOUT, n, device=1) for n in (4, 5, 6))
+        copier = sc.Copier((0, 1), tickets=4, layer_events=24)
+        assert copier.submit(a.state, b.state, upto=UPTO, after=SYNCED).sync()
+        if dead:
+            end_device(copier, x, y)
+        before = host_runtime.calls()["cudaStreamSynchronize"]
+        host_runtime.fail("cudaMemcpyAsync", 3, 1)
+        host_runtime.fail("cudaMemcpy2DAsync", 3, 1)
+        with pytest.raises(sc.Failed):
+            copier.submit(c.state, d.state, upto=UPTO, after=SYNCED)
+        host_runtime.clear_faults()
+        drained.append(host_runtime.calls()["cudaStreamSynchronize"] - before)
+        d.state.reset()
+        assert copier.submit(c.state, d.state, upto=UPTO, after=SYNCED).sync()
+        close_dead(copier) if dead else copier.close()
+    assert drained[0] - drained[1] == 2  # the two streams of the first hop
+
+
+@pytest.mark.host
+def test_a_stream_of_a_dead_device_is_not_touched_and_ends_no_other_device():
+    host_runtime.configure(devices=2, peers=[])
+    x, y = (Memory(LAYOUT, n, device=0) for n in (1, 2))
+    c, d = (Memory(LAYOUT, n, device=1) for n in (3, 4))
+    stream = runtime.stream_create()
+    copier = sc.Copier((0, 1), tickets=4, layer_events=24)
+    end_device(copier, x, y)
+    before = host_runtime.calls()["cudaStreamIsCapturing"]
+    with pytest.raises(sc.Poisoned) as poisoned:
+        copier.submit(c.state, d.state, upto=UPTO, after=sc.Stream(stream, device=0))
+    assert poisoned.value.device == 0
+    assert host_runtime.calls()["cudaStreamIsCapturing"] == before
+    assert copier.submit(c.state, d.state, upto=UPTO, after=SYNCED).sync()
+    close_dead(copier)
+
+
+@pytest.mark.host
+def test_a_target_that_a_dead_devices_copy_may_still_write_is_refused(seed):
+    host_runtime.configure(devices=2, seed=seed, peers=[])
+    x, y = (Memory(LAYOUT, n, device=0) for n in (1, 2))
+    half = Memory(LAYOUT, 3, lambda i, part: {"device": needed_by(part) % 2})
+    b, target = (Memory(LAYOUT, n, device=1) for n in (4, 5))
+    copier = sc.Copier((0, 1), tickets=4, layer_events=24)
+    ticket = copier.submit(half.state, target.state, upto=UPTO, after=SYNCED)
+    end_device(copier, x, y)
+    with pytest.raises(sc.Poisoned):
+        ticket.poll()
+    with pytest.raises(sc.Refused) as refused:
+        copier.submit(b.state, target.state, upto=UPTO, after=SYNCED)
+    assert refused.value.reason == "busy"
+    close_dead(copier)
+
+
+@pytest.mark.host
 @pytest.mark.parametrize("matrix", [None, []], ids=["peer", "relay"])
 def test_a_long_kernel_holds_up_no_copies_between_others(matrix):
     """Copies from 0 to 1 wait for a kernel: those from 0 to 2, from 2 to 1, back, within each device, and between each

@@ -158,3 +158,21 @@ def test_helpers_copy_with_threads_of_their_own(memory):
                 assert all(ticket.sync() for ticket in tickets)
             assert differences(b, after_copy(a, b, UPTO)) == []
             assert differences(c, after_copy(b, c, UPTO, source_bytes=after_copy(a, b, UPTO))) == []
+
+
+@pytest.mark.host
+def test_a_copy_that_was_overtaken_takes_staging_again(memory, seed):
+    """Between two of its layers nothing of it is in the chunks, and one of higher priority takes them."""
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    mixed = memory(LAYOUT, 1, lambda i, part: {"kind": "pinned" if part.name == "v" else "pageable"})
+    b, c, d = memory(LAYOUT, 2), memory(LAYOUT, 3, "pageable"), memory(LAYOUT, 4)
+    with small(chunk=1000, window=1, pinned=4 * 512) as copier:
+        slow = copier.submit(mixed.state, b.state, upto=UPTO, after=SYNCED, priority=-1, bytes_ahead=1024)
+        overtaking = []
+        for _ in range(3):
+            host_runtime.step(chance.randint(0, 40))
+            overtaking.append(copier.submit(c.state, d.state, upto=UPTO, after=SYNCED))
+        assert all(ticket.sync(timeout=20) for ticket in (slow, *overtaking))
+        assert differences(b, after_copy(mixed, b, UPTO)) == []
+        assert differences(d, after_copy(c, d, UPTO)) == []

@@ -3,7 +3,7 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from strata_copy.abi cimport (
-    CALLER_SYNCED, FEED, OK, POISONED, QUEUE_ALL, REASON_CAPTURE, REASON_CLOSED, REASON_CUDA, REASON_GENERATION,
+    CALLER_SYNCED, FEED, OK, POISONED, QUEUE_ALL, REASON_BUSY, REASON_CAPTURE, REASON_CLOSED, REASON_CUDA, REASON_GENERATION,
     REASON_INVALID, REASON_ORDER, REASON_REQUEST, REASON_STREAM, REFUSED, WAIT_EVENT, WAIT_STREAM, Error, Request, Wait,
 )
 from strata_copy.atomics cimport load_i32, load_u64
@@ -26,11 +26,22 @@ cdef int check_devices(Submission *s) noexcept nogil:
     cdef int32_t d, code
     for d in range(s.copier.n_devices):
         code = load_i32(&s.copier.devices[d].poisoned)
-        if code != 0 and uses_device(s.plan, s.copier.devices[d].device):
+        if code != 0 and (uses_device(s.plan, s.copier.devices[d].device) or waits_on_device(s.request, s.copier.devices[d].device)):
             s.error.device, s.error.cuda_code = s.copier.devices[d].device, code
             return outcome(s.error, POISONED, REASON_CUDA, "device %d failed earlier with %s (%d): restart the process",
                            s.error.device, rt.cudaGetErrorName(code), code)
     return OK
+
+
+cdef bint waits_on_device(const Request *request, int32_t device) noexcept nogil:
+    """Whether a stream is named that is this device's."""
+    cdef uint32_t i
+    if request.size != sizeof(Request) or request.n_after > MAX_AFTER or request.after == NULL:     # refused later
+        return False
+    for i in range(request.n_after):
+        if request.after[i].kind == WAIT_STREAM and request.after[i].device == device:
+            return True
+    return False
 
 
 cdef int check_plan_now(Submission *s) noexcept nogil:
@@ -46,6 +57,9 @@ cdef int check_plan_now(Submission *s) noexcept nogil:
             return REFUSED
         if s.request.src_generation != 0 and s.request.src_generation != load_u64(&s.plan.sources[i].generation):
             return wrong_generation(s, "source", s.request.src_generation, load_u64(&s.plan.sources[i].generation))
+    if target.writer != 0 and load_i32(&s.copier.slots[target.writer & 255].status) == POISONED:
+        return outcome(s.error, REFUSED, REASON_BUSY, "the target is held by a copy whose device failed: nobody can tell what of it "
+                       "still writes")
     if target.image != NULL and image_writable(target, s.request, s.error) != OK:
         return REFUSED
     if s.request.dst_generation != 0 and s.request.dst_generation != load_u64(&target.generation):

@@ -11,7 +11,7 @@ from strata_copy.cudart cimport (
     cudaStreamNonBlocking, cuda_failed, guard_enter, guard_leave, outcome, rt,
 )
 from strata_copy.lanes cimport (
-    CELLS, CLOSED, IN_LANE, LANES, LINK_NONE, LINK_PEER, LINK_RELAY, MAX_AFTER, MAX_RING, OPEN, OUT_LANE, PEER_CHUNKS, PEER_LANE,
+    CELLS, CLOSED, ENDS, IN_LANE, LANES, LINK_NONE, LINK_PEER, LINK_RELAY, MAX_AFTER, MAX_RING, OPEN, OUT_LANE, PEER_CHUNKS, PEER_LANE,
     RELAY_LANE, Lane, Ring, Slot, SlotDevice, Staging, device_drain, poison_all, pthread_mutex_init, pthread_mutex_lock,
     pthread_mutex_unlock,
 )
@@ -220,15 +220,16 @@ cdef void free_tables(CopierData *copier) noexcept nogil:
 
 cdef int make_words(CopierData *copier, const Guard *guard, Error *error) noexcept nogil:
     cdef int32_t i
-    cdef size_t bytes = sizeof(uint64_t) * copier.n_slots * copier.n_devices
+    cdef int32_t n = copier.n_devices * ENDS
+    cdef size_t bytes = sizeof(uint64_t) * copier.n_slots * n
     cdef int code = rt.cudaHostAlloc(<void **>&copier.words, bytes, cudaHostAllocPortable)
     if code != 0:
         copier.words = NULL
         return cuda_failed(REFUSED, code, "cudaHostAlloc", -1, guard, error)
-    for i in range(copier.n_slots * copier.n_devices):
+    for i in range(copier.n_slots * n):
         copier.words[i] = 0
     for i in range(copier.n_slots):
-        copier.slots[i].words = &copier.words[i * copier.n_devices]
+        copier.slots[i].words = &copier.words[i * n]
     return OK
 
 

@@ -31,7 +31,6 @@ cdef struct Course:
     int32_t extent              # extents of the layer that are queued
     int64_t into                # bytes of the next one
     bint entered, started, ended    # the layer was begun; a copy call was made; everything is queued
-    bint staged                 # the ticket has the device's staging
     int32_t promised            # layers whose events are recorded; told once their bytes are in pageable memory
     # Lanes, as bits:
     uint64_t used               # that this ticket has opened

@@ -4,10 +4,10 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memset
 
 from strata_copy.abi cimport FAILED, OK, REASON_HOOK, WAIT_EVENT, Error, Request, Wait
-from strata_copy.atomics cimport add_i64, load_i32, store_i32
+from strata_copy.atomics cimport add_i64, load_i32, store_i32, store_u64
 from strata_copy.cudart cimport Guard, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, outcome, rt
 from strata_copy.lanes cimport (
-    IN_LANE, LANES, LOCAL_LANES, OUT_LANE, PAUSE, PEER_LANE, RELAY_LANE, CopierData, DeviceLanes, Lane, Slot, SlotDevice, device_index,
+    ENDS, IN_LANE, LANES, LOCAL_LANES, OUT_LANE, PAUSE, PEER_LANE, RELAY_LANE, CopierData, DeviceLanes, Lane, Slot, SlotDevice, device_index,
     lane_copy, lane_ready, lane_stream, next_lane, record, ring_copy, ring_flush, ring_ready, wait_event,
 )
 from strata_copy.layout cimport LayoutData
@@ -182,9 +182,9 @@ cdef int queue_end(Course *course) noexcept nogil:
     """Joins the lanes on the finish stream: the event behind everything, and behind it the word that tells the end. A copy without bytes
     stands behind what it waits for all the same, and later copies of these states behind it."""
     cdef DeviceLanes *device = course.device
-    cdef cudaStream_t finish = finish_of(course)
     cdef int32_t d = <int32_t>(course.share - course.slot.devices)
-    cdef int32_t n
+    cdef int32_t end = end_of(course), n
+    cdef cudaStream_t finish = device.finish if end == 0 else device.lanes[PEER_LANE + end - 1].finish
     cdef int code
     cdef int status = OK
     if course.share.taken == 0:
@@ -199,7 +199,9 @@ cdef int queue_end(Course *course) noexcept nogil:
         status = record(device, course.share.done, finish, course.guard, course.error)
     if status != OK:
         return status
-    code = rt.cudaMemcpyAsync(&course.slot.words[d], &device.cells[course.slot.word - 1], sizeof(uint64_t), cudaMemcpyDefault, finish)
+    course.share.word = &course.slot.words[d * ENDS + end]
+    store_u64(course.share.word, 0)
+    code = rt.cudaMemcpyAsync(course.share.word, &device.cells[course.slot.word - 1], sizeof(uint64_t), cudaMemcpyDefault, finish)
     if code != 0:
         return cuda_failed(FAILED, code, "cudaMemcpyAsync", device.device, course.guard, course.error)
     course.ended = True
@@ -207,11 +209,11 @@ cdef int queue_end(Course *course) noexcept nogil:
     return OK
 
 
-cdef cudaStream_t finish_of(const Course *course) noexcept nogil:
-    """Ends of tickets on one stream come in the order of their submits. What is held up on the way to or from another device holds up no
-    ends but those of tickets that go this way."""
+cdef int32_t end_of(const Course *course) noexcept nogil:
+    """The stream that tells the end, of ENDS. Ends of tickets on one stream come in the order of their submits. What is held up on the
+    way to or from another device holds up no ends but those of tickets that go this way."""
     cdef uint64_t between = course.used >> PEER_LANE
-    return course.device.finish if between == 0 else course.device.lanes[PEER_LANE + next_lane(&between)].finish
+    return 0 if between == 0 else 1 + next_lane(&between)
 
 
 cdef int rest(Course *course) noexcept nogil:
@@ -300,7 +302,7 @@ cdef void tell_layers(Course *course, int32_t queued) noexcept nogil:
     cdef Slot *slot = course.slot
     cdef int32_t d, least
     course.promised = course.share.queued = queued
-    if course.staged and not course.device.staging.inward:
+    if has_staging(course) and not course.device.staging.inward:
         course.share.queued = stage_layer(course.device, queued)
     least = course.share.queued
     for d in range(course.copier.n_devices):
@@ -368,16 +370,28 @@ cdef int hook_waits(Course *course, cudaEvent_t event) noexcept nogil:
 
 
 cdef void show_unmoved(const Course *course, cudaStream_t finish) noexcept nogil:
-    """Shows a runtime that judges what the lineages let the copy leave out, unless it was cut short."""
+    """Shows a runtime that judges what the lineages let the copy leave out, unless it was cut short or its target is lost."""
     cdef Emission emission
     cdef int32_t i
-    if rt.unchanged == NULL or course.request.begin != NULL or course.layer < course.slot.n_layers:
+    if rt.unchanged == NULL or course.request.begin != NULL or course.layer < course.slot.n_layers or target_is_lost(course):
         return
     emission.take, emission.sink, emission.pending.rows = show_extent, finish, 0
     for i in range(course.plan.target.layout.n_parts):
         if course.plan.parts[i].device_number == course.share - course.slot.devices:
             emit_unmoved(&emission, course.plan, course.request, i, &course.units[i])
     emit_end(&emission)
+
+
+cdef bint target_is_lost(const Course *course) noexcept nogil:
+    """Whether a copy into the target before this one has failed, or will: what that one was to bring is not there."""
+    cdef const Slot *earlier
+    cdef int32_t i
+    for i in range(course.copier.n_slots):
+        earlier = &course.copier.slots[i]
+        if (0 < earlier.ticket < course.slot.ticket and earlier.plan.target == course.plan.target
+                and load_i32(&earlier.verdict) != OK):
+            return True
+    return load_i32(&course.plan.target.invalid) != 0
 
 
 cdef int show_extent(void *sink, const Extent *e) noexcept nogil:
@@ -398,7 +412,7 @@ cdef int end_emission(Course *course) noexcept nogil:
     cdef int status = emit_end(&course.emission)
     if status == OK:
         status = flush(course)
-    if status == OK and course.staged and (course.device.staging.inward or course.request.hook != NULL):
+    if status == OK and has_staging(course) and (course.device.staging.inward or course.request.hook != NULL):
         status = send_staged(course)
     return status
 
@@ -407,10 +421,15 @@ cdef int flush(Course *course) noexcept nogil:
     return OK if course.ring == NULL else ring_flush(course.copier, course.ring, course.guard, course.error)
 
 
+cdef inline bint has_staging(const Course *course) noexcept nogil:
+    """While none of its bytes are in the chunks another ticket may take them."""
+    return course.device.staging.owner == course.slot.ticket
+
+
 cdef int send_staged(Course *course) noexcept nogil:
     """PAUSE while the helpers have to copy bytes of the ticket."""
     cdef int status
-    if not course.staged:
+    if not has_staging(course):
         return OK
     status = stage_flush(course.device, course.guard, course.error)
     return status if status != OK or stage_sent(course.device) else PAUSE
@@ -532,19 +551,17 @@ cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
 
 
 cdef int take_staging(Course *course) noexcept nogil:
-    """PAUSE while another ticket has it, or bytes of the other direction are in it."""
+    """PAUSE while bytes of another ticket or of the other direction are in it."""
     cdef DeviceLanes *device = course.device
     cdef bint inward = course.route == ROUTE_STAGE
     cdef int status
-    if course.staged and device.staging.inward == inward:
+    if has_staging(course) and device.staging.inward == inward:
         return OK
-    if course.staged:
-        status = send_staged(course)
-        if status != OK:
-            return status
+    status = send_staged(course)
+    if status != OK:
+        return status
     if not stage_take(device, course.slot.ticket, inward):
         return PAUSE
-    course.staged = True
     if not inward:
         return OK
     # The helpers begin when all is over that the lane waits for.

@@ -83,6 +83,8 @@ def demo(
             demo_pool(layouts, tokens, mode, stages, memory, err, as_json)
         else:
             demo_copies(layouts, tokens, mode, stages, memory, err, as_json)
+    except ValueError as wrong:  # of the environment
+        raise click.UsageError(str(wrong)) from wrong
     except (CopyError, runtime.CudaError, MemoryError) as failure:
         raise click.ClickException(f"{type(failure).__name__}: {failure}") from failure
 

@@ -51,6 +51,7 @@ cdef enum:
     MAX_AFTER = 32          # waits of one request
     PEER_CHUNKS = 8         # chunks of other lanes in one of a peer lane: NVLink is so much faster, and the change of streams takes 6 us
     CELLS = 256             # words that tell the end of a ticket
+    ENDS = LANES - PEER_LANE + 1    # streams of a device that tell it: its own, and those of its lanes between devices
     MAX_RING = 16           # slots of a ring
     RING_PIECES = 64        # pieces of one slot
     PAUSE = 16              # a status of our own: the budget is used up, and there is more
@@ -154,6 +155,7 @@ cdef struct SlotDevice:
     int32_t *end_event
     uint64_t *layer_lanes       # on these lanes, as bits
     cudaEvent_t done            # behind everything
+    uint64_t *word              # pinned; the device sets it to the slot's `word` when everything on it is done
 
 # One ticket's place. Its events belong to it for as long as the copier is open.
 cdef struct Slot:
@@ -173,8 +175,8 @@ cdef struct Slot:
     uint64_t depends[TICKET_WORDS]  # the slots of the earlier tickets that it comes behind
     SlotDevice *devices         # one for each device of the copier
     cudaEvent_t *events         # layer_events of each device, in the order in which they are recorded
-    uint64_t *words             # of each device: pinned; the device sets it to `word` when everything on it is done
-    uint64_t word, uses         # of the slot: a late word of an earlier use is another one
+    uint64_t *words             # one for each device and each of its streams that tell ends: a late word of an earlier use comes first
+    uint64_t word, uses         # of the slot: a late word is another one
     int64_t queued_bytes, landed    # of a fed ticket; landed: atomic, those that are known to have landed
     int64_t bytes, started, submitted, ended    # bytes; ns on the monotonic clock
     int64_t asked               # when CUDA was last asked for it, for want of its word
@@ -199,7 +201,7 @@ cdef struct CopierData:
     int64_t patience            # ns after which a ticket whose word is missing is asked for
     DeviceLanes *devices
     Slot slots[MAX_TICKETS]
-    uint64_t *words             # pinned: n_devices for each slot
+    uint64_t *words             # pinned: n_devices * ENDS for each slot
     Units *units                # scratch of submit, under the lock
     int32_t max_parts
 

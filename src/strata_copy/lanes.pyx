@@ -224,7 +224,7 @@ cdef int wait_event(const DeviceLanes *device, cudaStream_t stream, cudaEvent_t 
 
 cdef int device_drain(DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
     """Synchronizes every stream of the device: nothing of ours may run when a failure is told. A stream that cannot be waited for
-    may still write, so the device counts as poisoned then."""
+    may still write, so the device counts as poisoned then. A dead device at the other end of a ring is called no more."""
     cdef Ring *relay
     cdef int n, s
     for n in range(LANES):
@@ -236,7 +236,7 @@ cdef int device_drain(DeviceLanes *device, const Guard *guard, Error *error) noe
     empty_ring(&device.ring)
     for n in range(MAX_DEVICES):
         relay = device.relays[n]
-        for s in range(2 if relay != NULL else 0):
+        for s in range(2 if relay != NULL and load_i32(&relay.filler.poisoned) == 0 else 0):
             if drain_stream(relay.filler, relay.own.streams[s], guard, error) != OK:
                 store_i32(&device.poisoned, error.cuda_code)
                 return POISONED

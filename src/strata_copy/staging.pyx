@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from strata_copy.abi cimport FAILED, OK, Error
 from strata_copy.atomics cimport add_i64
-from strata_copy.cudart cimport Guard, cudaErrorNotReady, cuda_failed, rt
+from strata_copy.cudart cimport Guard, cudaErrorNotReady, cuda_failed, observed, published, rt
 from strata_copy.lanes cimport (
     IN_LANE, OUT_LANE, PAUSE, RING_PIECES, STAGE_BUSY, STAGE_COPIED, STAGE_FILLING, STAGE_FREE, STAGE_HELPERS, STAGE_LANE, Budget,
     CopierData, DeviceLanes, Extent, Lane, Staging, copy_piece, cut, lane_stream, record, spend,
@@ -17,6 +17,7 @@ cdef bint stage_take(DeviceLanes *device, uint64_t ticket, bint inward) noexcept
         return True
     if not stage_empty(device):
         return False
+    observed(staging)
     staging.owner, staging.inward, staging.may_read = ticket, inward, False
     return True
 
@@ -108,6 +109,7 @@ cdef int stage_look(const CopierData *copier, DeviceLanes *device, int64_t *land
     cdef StageChunk *chunk
     cdef int32_t i
     cdef int status = OK
+    observed(staging)
     if staging.inward and not staging.may_read and not stage_empty(device):
         status = is_over(device, staging.opened, guard, error)
         if status != OK:
@@ -115,6 +117,8 @@ cdef int stage_look(const CopierData *copier, DeviceLanes *device, int64_t *land
         staging.may_read = True
     for i in range(staging.slots):
         chunk = &staging.chunks[(staging.at + i) % staging.slots]
+        if chunk.state == STAGE_COPIED:
+            observed(chunk)
         if chunk.state == STAGE_COPIED and staging.inward:
             status = send(copier, device, chunk, guard, error)
         elif chunk.state == STAGE_COPIED:
@@ -128,6 +132,7 @@ cdef int stage_look(const CopierData *copier, DeviceLanes *device, int64_t *land
                 chunk.state = STAGE_FREE if staging.inward else STAGE_HELPERS
         if status != OK and status != PAUSE:
             return status
+    published(staging)
     return OK
 
 
@@ -182,6 +187,7 @@ cdef StageChunk *stage_next(DeviceLanes *device) noexcept nogil:
 
 
 cdef void stage_copied(StageChunk *chunk) noexcept nogil:
+    published(chunk)
     chunk.state = STAGE_COPIED
 
 

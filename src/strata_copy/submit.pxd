@@ -1,6 +1,6 @@
 """Submit: a request becomes a ticket, and copies on lanes: at once by the caller, or fed by the worker."""
 
-from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from strata_copy.abi cimport Error, Request, Ticket
 from strata_copy.cudart cimport Guard
@@ -25,6 +25,6 @@ cdef struct Submission:
     bint behind_fed             # it comes behind a ticket that is not queued to its end
 
 
-# Ties a new plan to the copier, which will carry it: OK, or REFUSED where that is closed or has not what the plan needs.
-cdef int adopt_plan(PlanData *plan, Error *error) noexcept nogil
+# Ties a new plan to the copier of this number, which will carry it: OK, or REFUSED where that is closed or has not what the plan needs.
+cdef int adopt_plan(PlanData *plan, uint64_t number, Error *error) noexcept nogil
 cdef int submit_plan(PlanData *plan, const Request *request, Ticket *ticket, Error *error) noexcept nogil

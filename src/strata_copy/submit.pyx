@@ -223,7 +223,6 @@ cdef Slot *take_slot(Submission *s, int64_t started) noexcept nogil:
             slot.devices[d].bundle_lanes = 0
             memset(slot.devices[d].first_event, 0, n_layers * sizeof(int32_t))
             memset(slot.devices[d].end_event, 0, n_layers * sizeof(int32_t))
-        store_u64(&slot.words[d], 0)
     depend(s, slot)
     slot.holding = 1
     add_i32(&s.plan.target.holds, 1)
@@ -302,13 +301,13 @@ cdef int queue_all(Submission *s) noexcept nogil:
 
 # ---- plans
 
-cdef int adopt_plan(PlanData *plan, Error *error) noexcept nogil:
+cdef int adopt_plan(PlanData *plan, uint64_t number, Error *error) noexcept nogil:
     cdef CopierData *copier = the_tables()
     cdef int status
     if in_hook():
         return of_hook("plan", error)
     pthread_mutex_lock(&copier.lock)
-    status = check_open(copier, copier.number, error)
+    status = check_open(copier, number, error)
     if status == OK:
         status = adopt_locked(copier, plan, error)
     pthread_mutex_unlock(&copier.lock)

@@ -192,7 +192,7 @@ cdef int slot_status(CopierData *copier, Slot *slot) noexcept nogil:
         observed(&slot.status)
         return status
     for d in range(copier.n_devices):
-        if slot.devices[d].used and load_u64(&slot.words[d]) != slot.word:
+        if slot.devices[d].used and load_u64(slot.devices[d].word) != slot.word:
             return end_if_poisoned(copier, slot)
     return end_by_word(copier, slot)
 
@@ -514,7 +514,7 @@ cdef int end_by_word(CopierData *copier, Slot *slot) noexcept nogil:
     cdef int status = load_i32(&slot.verdict)
     for d in range(copier.n_devices):
         if slot.devices[d].used:
-            observed(&slot.words[d])
+            observed(slot.devices[d].word)
     if status != OK:
         store_i32(&slot.plan.target.invalid, 1)
     published(&slot.status)

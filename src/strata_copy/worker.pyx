@@ -271,8 +271,10 @@ cdef bint can_begin(CopierData *copier, Job *job) noexcept nogil:
 
 cdef void take_lanes(CopierData *copier, const Job *job, uint64_t *taken) noexcept nogil:
     cdef int32_t d
+    if not job.started or job.slot.ticket != job.ticket:        # its slot may be another ticket's already
+        return
     for d in range(copier.n_devices):
-        if job.started and job.slot.devices[d].used and not job.legs[d].course.ended:
+        if job.slot.devices[d].used and not job.legs[d].course.ended:
             taken[d] |= lanes_of_plan(job.slot.plan, d)
 
 
