@@ -7,8 +7,8 @@ from strata_copy.abi cimport FAILED, OK, REASON_HOOK, WAIT_EVENT, Error, Request
 from strata_copy.atomics cimport add_i64, load_i32, store_i32, store_u64
 from strata_copy.cudart cimport Guard, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, outcome, rt
 from strata_copy.lanes cimport (
-    ENDS, IN_LANE, LANES, LOCAL_LANES, OUT_LANE, PAUSE, PEER_LANE, RELAY_LANE, CopierData, DeviceLanes, Lane, Slot, SlotDevice, device_index,
-    lane_copy, lane_ready, lane_stream, next_lane, record, ring_copy, ring_flush, ring_ready, wait_event,
+    ENDS, IN_LANE, LANES, LOCAL_LANES, OUT_LANE, PAUSE, PEER_LANE, RELAY_LANE, CopierData, DeviceLanes, Lane, Slot, SlotDevice,
+    device_index, lane_copy, lane_ready, lane_stream, next_lane, record, ring_copy, ring_flush, ring_ready, wait_event,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
