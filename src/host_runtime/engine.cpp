@@ -289,8 +289,9 @@ void Engine::run(Lock &lock, const Stream &stream, const Copy &copy) {
     const bool corrupts = faults_.corrupts_next_copy();
     {
         const InUse target(copy.target_range), source(copy.source_range);
-        const Unlocked unlocked(lock);
+        std::optional<Unlocked> unlocked(std::in_place, lock);
         if (copy.delayed && !scheduled()) std::this_thread::sleep_for(kDelay);
+        if (copy.told) unlocked.reset();  // who reads a word and asks what it tells must not come in between
         if (copy.fault != PeerFault::drop) copy.move();
         if (corrupts || copy.fault == PeerFault::corrupt) copy.corrupt();
     }
@@ -302,7 +303,8 @@ void Engine::run(Lock &lock, const Stream &, const Fill &fill) {
     if (!usable(Function::cudaMemsetAsync, fill.range, fill.target, fill.bytes)) return;
     {
         const InUse target(fill.range);
-        const Unlocked unlocked(lock);
+        std::optional<Unlocked> unlocked;
+        if (!fill.told) unlocked.emplace(lock);  // see above
         std::memset(fill.target, fill.value, fill.bytes);
     }
     races_.executed(fill);
