@@ -157,6 +157,16 @@ class Scene:
         self.settle()
         assert self.bytes_of_target() == before
 
+    def check_second(self, error, started):
+        """The second ticket's copy has landed, or its target is as what was told says, and nothing of it runs."""
+        if error is None:
+            assert self.tickets[1].sync(60)
+            self.check_copied()
+        else:
+            assert self.target.state.valid == (not started)
+            self.check_quiet()
+            assert started or differences(self.target, self.target.pattern()) == []
+
     def check_copied(self):
         assert differences(self.target, self.wanted) == []
         assert self.target.state.valid
@@ -266,13 +276,7 @@ class Submit(Operation):
 
     def check(self, scene, error, started):
         reader = scene.tickets[0]
-        if error is None:
-            assert scene.tickets[1].sync(60)
-            scene.check_copied()
-        else:
-            assert scene.target.state.valid == (not started)
-            scene.check_quiet()
-            assert started or differences(scene.target, scene.target.pattern()) == []
+        scene.check_second(error, started)
         assert reader.sync(60)
         assert differences(scene.third, after_copy(scene.target, scene.third, UPTO)) == []
         scene.third.fill()
@@ -505,13 +509,8 @@ class Feed(Driven):
         return sc.Failed if started else sc.Refused
 
     def check(self, scene, error, started):
-        if error is None:
-            assert scene.tickets[1].sync(60)
-            scene.check_copied()
-        else:
-            assert scene.target.state.valid == (not started)
-            scene.check_quiet()
-            assert started or differences(scene.target, scene.target.pattern()) == []
+        scene.check_second(error, started)
+        if error is not None:
             for ticket in scene.tickets[1:]:  # none where submit itself failed
                 self.check_waits(scene, ticket, error)
         assert scene.tickets[0].sync(60)

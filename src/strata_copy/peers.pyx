@@ -61,7 +61,7 @@ def mode():
 
 def link(int source, int target):
     """The PeerLink of an ordered pair of devices, as a copier that opens now would use it. The first call for a pair makes the proof,
-    which takes about a tenth of a second, and 192 MiB of memory meanwhile.
+    which takes about a tenth of a second, and 192 MiB of memory meanwhile. A device that is not there has no P2P, and the reason says so.
 
     Raises ValueError where both are one device, Poisoned where a device fails for good, Refused where CUDA cannot be asked at all."""
     global _configuration, n_hung
