@@ -58,12 +58,20 @@ class Setting:
     @contextmanager
     def copier_with(self, devices: tuple[int, ...] = (0,), **how: int) -> Iterator[None]:
         """Meanwhile the copier is another one. Cases belong to the copier that they were made with."""
+        with self.no_copier():
+            self.copier = Copier(devices, **how)
+            try:
+                yield
+            finally:
+                self.copier.close()
+
+    @contextmanager
+    def no_copier(self) -> Iterator[None]:
+        """Meanwhile none is open; then a new one is, to which no earlier case belongs."""
         self.copier.close()
-        self.copier = Copier(devices, **how)
         try:
             yield
         finally:
-            self.copier.close()
             self.copier = Copier((0,))
 
     def check_ceilings(self, result: Result) -> None:

@@ -8,7 +8,7 @@ from neighbour.measure import IN_FLIGHT, beside_foreign
 from queueing.loops import WHAT, by_submit
 
 RATIO, SUBMIT = 6, 1.0  # goals: of the driver's speed; ms
-CHUNKS, SLOTS = (2, 4, 8, 16), (2, 4, 8)  # MiB; of the rings that are compared
+CHUNKS, SLOTS = (2, 3, 3.5, 4, 8), (4, 8)  # MiB; of the rings that are compared
 BESIDE = 4  # slots of those that a foreign copy is beside
 
 
@@ -27,7 +27,7 @@ def rows(setting: Setting, result: Result, rings: bool) -> list[Figure]:
     gbs = {"ours": gb_per_s(case, ours), "the driver's": gb_per_s(case, plain)}
     found = [
         Figure(f"{name}, ours / cudaMemcpyAsync", round(plain["median"] / ours["median"], 3), "", RATIO, True, rate),
-        Figure(name, gbs["ours"], "GB/s"),
+        Figure(name, gbs["ours"], "GB/s", samples=half_of_both_ways(setting, gbs["ours"])),
         Figure(f"{name}, by cudaMemcpyAsync", gbs["the driver's"], "GB/s"),
         Figure(f"submit, {name}", submit["median"], "ms", SUBMIT, samples=submit),
     ]
@@ -47,12 +47,17 @@ def gb_per_s(case: Case, ms: dict) -> float:
     return round(case.bytes / ms["median"] / 1e6, 2)
 
 
+def half_of_both_ways(setting: Setting, rate: float) -> dict[str, float]:
+    """Each byte crosses PCIe once in each direction, so that no ring is faster than half of the two-way ceiling."""
+    return {"share of half the two-way ceiling": round(2 * rate / setting.ceilings.found["two_way"], 4)}
+
+
 def compared(setting: Setting, result: Result) -> list[Figure]:
     """Rings of other shapes, a copier for each."""
     found = []
     for chunk in CHUNKS:
         for slots in SLOTS:
-            with setting.copier_with(device_memory=slots * chunk << 20, ring_slots=slots):
+            with setting.copier_with(device_memory=int(slots * chunk * 2**20), ring_slots=slots):
                 case = pinned_to_pinned(setting)
                 name = f"pinned -> pinned, {slots} chunks of {chunk} MiB"
                 case.spoil()
@@ -61,5 +66,6 @@ def compared(setting: Setting, result: Result) -> list[Figure]:
                 result.wrong += verify(name, case)
                 found.append(Figure(name, gb_per_s(case, times), "GB/s", samples=times))
                 if slots == BESIDE:
-                    found += beside_foreign(setting, case, "d2h", f"{slots} chunks of {chunk} MiB", 2, rounds=2)
+                    for way in ("d2h", "h2d"):
+                        found += beside_foreign(setting, case, way, f"{slots} chunks of {chunk} MiB", 2, rounds=2)
     return found
