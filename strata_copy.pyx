@@ -614,7 +614,7 @@ cdef class Copier:
         layer_events: events that a ticket may take on a device, one for each layer and route in it; 128. chunk: bytes after which a long
         copy between device and host leaves a gap for others; 32 MiB. patience: seconds after which CUDA is asked for a ticket whose end
         was not told; 10. window: chunks that a long copy, which a worker thread queues, has ahead on a device; 8. device_memory: bytes on
-        each device for the ring of `ring_slots` chunks through which pinned memory is copied to pinned memory; 32 MiB in 4. pinned_memory:
+        each device for the ring of `ring_slots` chunks through which pinned memory is copied to pinned memory; 14 MiB in 4. pinned_memory:
         bytes of pinned memory for each device for the 4 chunks through which pageable memory is reached; 64 MiB. helpers: threads that
         copy between these and pageable memory, beside the worker; 7. relay_memory: bytes of pinned memory for each direction between
         two devices without P2P, made when a plan needs it; 32 MiB in `relay_slots` chunks, 4. Where several directions are in use they
@@ -631,7 +631,7 @@ cdef class Copier:
     cdef dict _links            # of device ordinals
     cdef int submitting         # threads between their call of submit and the Ticket of it; under the GIL
 
-    def __init__(self, devices=(0,), *, tickets=64, layer_events=128, chunk=32 << 20, patience=10.0, window=8, device_memory=32 << 20,
+    def __init__(self, devices=(0,), *, tickets=64, layer_events=128, chunk=32 << 20, patience=10.0, window=8, device_memory=14 << 20,
                  ring_slots=4, pinned_memory=64 << 20, helpers=7, relay_memory=32 << 20, relay_slots=4):
         cdef Opening opening
         if self.data != NULL:

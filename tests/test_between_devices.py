@@ -402,8 +402,9 @@ def test_a_long_kernel_holds_up_no_copies_between_others(matrix):
 
 
 @pytest.mark.host
-def test_a_ring_shares_what_it_holds_while_others_are_in_use():
-    """Alone it takes whole slots; beside another one, two of them and half of each."""
+@pytest.mark.parametrize(("slots", "shared"), [(4, 1 << 14), (2, 1 << 13), (3, 3 << 12)])
+def test_a_ring_shares_what_it_holds_while_others_are_in_use(slots, shared):
+    """Alone it takes whole slots, all of them; beside another one half of their bytes, in two slots at least."""
     layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=1 << 12, growth=sc.Growth.linear())])
     slot, upto = 1 << 14, (64,)
 
@@ -411,7 +412,7 @@ def test_a_ring_shares_what_it_holds_while_others_are_in_use():
         host_runtime.configure(devices=2, seed=1, peers=[])
         a, c = (Memory(layout, tag, device=0, marks=upto) for tag in (1, 3))
         b, d = (Memory(layout, tag, device=1, marks=upto) for tag in (2, 4))
-        with sc.Copier((0, 1), tickets=4, layer_events=24, relay_memory=4 * slot) as copier:
+        with sc.Copier((0, 1), tickets=4, layer_events=24, relay_memory=slots * slot, relay_slots=slots) as copier:
             plans = [copier.plan(x.state, y.state) for x, y in ((a, b), (d, c))]
             before = len(host_runtime.log())
             tickets = [plan.submit(upto, after=SYNCED) for plan in plans[: 1 + together]]
@@ -422,4 +423,10 @@ def test_a_ring_shares_what_it_holds_while_others_are_in_use():
 
     assert sizes(together=False) == {slot: 2 * 16}
     # The first ticket was queued whole while it was alone.
-    assert sizes(together=True) == {slot: 2 * 16, slot // 2: 2 * 32}
+    assert sizes(together=True) == Counter({slot: 2 * 16}) + Counter(both_hops(16 * slot, shared))
+
+
+def both_hops(bytes, slot):
+    """Sizes of the copies of so many bytes through slots, twice each."""
+    whole, rest = divmod(bytes, slot)
+    return {slot: 2 * whole} | ({rest: 2} if rest else {})

@@ -72,16 +72,17 @@ cdef inline bint alone(const CopierData *copier, const Ring *ring) noexcept nogi
 
 
 cdef inline int64_t slot_room(const CopierData *copier, const Ring *ring) noexcept nogil:
-    """Bytes that a slot takes. Rings between devices are fastest while what they hold together stays in the processor's cache: where
-    several are in flight each takes two slots and half of each, or less."""
+    """Bytes that a slot takes. Rings between devices are fastest while what they hold together stays in the processor's cache: several
+    in flight share what one has alone."""
     if alone(copier, ring):
         return ring.slot_bytes
-    return max(min(ring.slot_bytes // 2, ring.slots * ring.slot_bytes // (2 * copier.relays_in_flight)) & ~<int64_t>(ALIGNMENT - 1),
-               <int64_t>ALIGNMENT)
+    return max(min(ring.slot_bytes, ring.slots * ring.slot_bytes // (depth(copier, ring) * copier.relays_in_flight))
+               & ~<int64_t>(ALIGNMENT - 1), <int64_t>ALIGNMENT)
 
 
 cdef inline int32_t depth(const CopierData *copier, const Ring *ring) noexcept nogil:
-    return ring.slots if alone(copier, ring) else min(ring.slots, 2)
+    """Slots in use: two at least, so that one is filled while the other is emptied."""
+    return ring.slots if alone(copier, ring) else min(ring.slots, max(2, ring.slots // copier.relays_in_flight))
 
 
 cdef int ring_ready(Ring *ring, const Guard *guard, Error *error) noexcept nogil:
