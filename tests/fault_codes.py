@@ -27,6 +27,7 @@ OWN = {
     "cudaMemcpy2DAsync": (INVALID_VALUE, BAD_PITCH, BAD_DIRECTION, NOT_READY),
     "cudaMemcpyPeerAsync": (INVALID_VALUE, BAD_DEVICE, NOT_READY),
     "cudaMemcpy3DPeerAsync": (INVALID_VALUE, BAD_DEVICE, BAD_PITCH, NOT_READY),
+    "cudaMemcpyBatchAsync": (NOT_READY, CAPTURE_UNSUPPORTED),
     "cudaStreamCreateWithFlags": (INVALID_VALUE,),
     "cudaStreamDestroy": (INVALID_VALUE, BAD_HANDLE),
     "cudaStreamSynchronize": (BAD_HANDLE, CAPTURE_UNSUPPORTED),
@@ -42,6 +43,6 @@ OWN = {
 CODES = {function: tuple(dict.fromkeys((*own, *UNPREPARED, *NO_CONTEXT, *STICKY))) for function, own in OWN.items()}
 
 # Documented, and answers: not what a fault is.
-ANSWERS = {"cudaEventQuery": (NOT_READY,)}
+ANSWERS = {"cudaEventQuery": (NOT_READY,), "cudaMemcpyBatchAsync": (INVALID_VALUE, UNSUPPORTED)}
 # They ask for what is pending on the thread, or for a text, and have no failure of their own.
 NEVER_FAIL = ("cudaPeekAtLastError", "cudaGetLastError", "cudaGetErrorName")

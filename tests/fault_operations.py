@@ -15,7 +15,9 @@ from hooks import SIGNATURE, address
 from lost_calls import small_proof
 from strata_copy import host_runtime, runtime
 
-COPY_CALLS = ("cudaMemcpyAsync", "cudaMemcpy2DAsync", "cudaMemcpyPeerAsync", "cudaMemcpy3DPeerAsync")
+COPY_CALLS = (
+    "cudaMemcpyAsync", "cudaMemcpy2DAsync", "cudaMemcpyPeerAsync", "cudaMemcpy3DPeerAsync", "cudaMemcpyBatchAsync",
+)  # fmt: skip
 MODE_CALL = "cudaThreadExchangeStreamCaptureMode"
 DRAIN_CALL = "cudaStreamSynchronize"
 DEVICE_CALL = "cudaSetDevice"
@@ -287,7 +289,7 @@ class GiveUp(Operation):
     """A submit whose second copy call fails: what it does until it may say so."""
 
     moves = True
-    failing = ("cudaMemcpyAsync", "cudaMemcpyPeerAsync")
+    failing = ("cudaMemcpyAsync", "cudaMemcpy3DPeerAsync")
 
     def arm(self):
         for function in self.failing:

@@ -7,7 +7,7 @@ import pytest
 
 import strata_copy as sc
 from fixtures import SYNCED, after_copy, differences, needed_by, small_layout
-from strata_copy import host_runtime
+from strata_copy import host_runtime, runtime
 
 pytestmark = pytest.mark.host
 LAYOUT = small_layout("fp16")
@@ -173,4 +173,50 @@ def test_each_device_carries_its_own_parts(memory, second_device):
         plan = copier.plan(source.state, target.state)
         assert plan.routes() == {("out", 0), ("out", second_device)}
         assert len({stream for stream, _ in executed(plan, UPTO)}) == 2
+    assert differences(target, after_copy(source, target, UPTO)) == []
+
+
+def peer_calls(plan):
+    """(batches, single ones, rows) between devices that a submit makes."""
+    names = ("cudaMemcpyBatchAsync", "cudaMemcpyPeerAsync", "cudaMemcpy3DPeerAsync")
+    before = host_runtime.calls()
+    assert plan.submit(UPTO, after=SYNCED).sync()
+    after = host_runtime.calls()
+    return tuple(after[name] - before[name] for name in names)
+
+
+@pytest.fixture
+def apart(memory):
+    """The same conversation on device 0 and on device 1, other bytes in it."""
+    host_runtime.configure(devices=2, seed=1)
+    return memory(LAYOUT, 1, device=0, together=False), memory(LAYOUT, 2, device=1, together=False)
+
+
+def test_copies_of_layers_that_share_an_event_go_to_another_device_in_one_call(apart):
+    """All layers here are short: the first one has an event of its own, and the last."""
+    source, target = apart
+    with sc.Copier((0, 1), tickets=2, layer_events=24) as copier:
+        plan = copier.plan(source.state, target.state)
+        batches, single, rows = peer_calls(plan)
+        extents = [extent[3] for extent in plan.extents(UPTO)]
+    assert rows == sum(n > 1 for n in extents)
+    assert 1 <= batches <= 3
+    assert single <= 3
+    assert batches + single < sum(n == 1 for n in extents)
+    assert differences(target, after_copy(source, target, UPTO)) == []
+
+
+@pytest.mark.parametrize("code", [1, 801])
+def test_where_one_call_for_many_copies_is_refused_each_is_made_by_itself(apart, code):
+    source, target = apart
+    with sc.Copier((0, 1), tickets=2, layer_events=24) as copier:
+        plan = copier.plan(source.state, target.state)
+        host_runtime.fail("cudaMemcpyBatchAsync", 1, code)
+        batches, single, _ = peer_calls(plan)
+        assert batches == 1
+        assert single == sum(extent[3] == 1 for extent in plan.extents(UPTO))
+        assert runtime.peek_last_error() == 0
+        assert differences(target, after_copy(source, target, UPTO)) == []
+        target.fill()
+        assert peer_calls(plan)[:2] == (0, single)
     assert differences(target, after_copy(source, target, UPTO)) == []

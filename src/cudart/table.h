@@ -44,6 +44,7 @@
     X(cudaMemcpy2DAsync) \
     X(cudaMemcpyPeerAsync) \
     X(cudaMemcpy3DPeerAsync) \
+    X(cudaMemcpyBatchAsync) \
     X(cudaMemsetAsync) \
     X(cudaStreamCreateWithFlags) \
     X(cudaStreamDestroy) \

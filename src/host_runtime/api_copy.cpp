@@ -116,6 +116,11 @@ cudaError_t copy_async(Copy copy, cudaMemcpyKind kind, cudaStream_t handle, cons
     });
 }
 
+// Whether a row of one copy and a row of another one have a byte in common.
+bool meet(const char *one, const Copy &of_one, const char *other, const Copy &of_other) {
+    return number(one) < number(other) + of_other.width && number(other) < number(one) + of_one.width;
+}
+
 Copy one_row(Function function, void *target, const void *source, size_t bytes) {
     return {function, static_cast<char *>(target), bytes, static_cast<const char *>(source), bytes, bytes, 1, nullptr, nullptr};
 }
@@ -177,6 +182,40 @@ cudaError_t cudaMemcpy3DPeerAsync(const cudaMemcpy3DPeerParms *p, cudaStream_t s
     return copy_async({self, static_cast<char *>(p->dstPtr.ptr), p->dstPtr.pitch, static_cast<const char *>(p->srcPtr.ptr),
                        p->srcPtr.pitch, p->extent.width, p->extent.height, nullptr, nullptr},
                       cudaMemcpyDefault, stream, devices);
+}
+
+// One wrong entry refuses the whole call. "Copies within a batch are not guaranteed to execute in any specific order": no byte that an
+// entry writes may be another one's.
+cudaError_t cudaMemcpyBatchAsync(void *const *targets, const void *const *sources, const size_t *sizes, size_t count,
+                                 cudaMemcpyAttributes *attributes, size_t *first, size_t kinds, cudaStream_t handle) {
+    constexpr Function self = Function::cudaMemcpyBatchAsync;
+    return Runtime::instance().call(self, kNeedsContext, [&](State &state, ThreadState &, Lock &lock) {
+        const StreamRef stream = find_stream(state, self, handle);
+        if (!stream) return cudaErrorInvalidValue;
+        if (stream->capture) return cudaErrorStreamCaptureUnsupported;  // which goes on
+        if (!targets || !sources || !sizes || count == 0 || !attributes || !first || kinds != 1 || *first != 0) return cudaErrorInvalidValue;
+        if (attributes->srcAccessOrder != cudaMemcpySrcAccessOrderStream) {
+            state.record.violation(self, "only sources that are read in the stream's order are possible");
+            return cudaErrorInvalidValue;
+        }
+        std::vector<Copy> copies;
+        for (size_t i = 0; i < count; ++i) {
+            copies.push_back(one_row(self, targets[i], sources[i], sizes[i]));
+            if (sizes[i] == 0) return cudaErrorInvalidValue;
+            if (const cudaError_t error = check(state, copies.back(), cudaMemcpyDefault); error != cudaSuccess) return error;
+            if (pageable(copies.back())) return cudaErrorInvalidValue;
+        }
+        for (const Copy &copy : copies)
+            for (const Copy &other : copies)
+                if (&copy != &other && (meet(copy.target, copy, other.target, other) || meet(copy.target, copy, other.source, other)))
+                    state.record.violation(self, range_text(copy.target, copy.bytes()) + " is another entry's too");
+        state.engine.disorder(copies);
+        for (Copy &copy : copies) {
+            note_way(state, copy);
+            if (const cudaError_t error = submit(state, lock, self, stream, copy); error != cudaSuccess) return error;
+        }
+        return cudaSuccess;
+    });
 }
 
 cudaError_t cudaMemsetAsync(void *target, int value, size_t bytes, cudaStream_t handle) {

@@ -29,6 +29,7 @@ bool gives_nothing_back(Function function) {
     case Function::cudaMemcpy2DAsync:
     case Function::cudaMemcpyPeerAsync:
     case Function::cudaMemcpy3DPeerAsync:
+    case Function::cudaMemcpyBatchAsync:
     case Function::cudaDeviceEnablePeerAccess:
     case Function::cudaDeviceDisablePeerAccess:
     case Function::cudaMemsetAsync:

@@ -140,7 +140,7 @@ cudaError_t Engine::wait_for_device(Lock &lock, Function caller, int device) {
     std::vector<Point> ends;
     for (const auto &[handle, stream] : streams_)
         if (stream->device == device) ends.push_back({stream, stream->queued});
-    if (scheduled()) std::shuffle(ends.begin(), ends.end(), *random_);
+    disorder(ends);
     for (const Point &end : ends)
         if (const cudaError_t error = wait(lock, caller, end); error != cudaSuccess) return error;
     return cudaSuccess;

@@ -9,6 +9,7 @@
 #include "races.hpp"
 #include "record.hpp"
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -49,6 +50,11 @@ public:
     bool happens(unsigned one_in) { return (*random_)() % one_in == 0; }
 
     bool scheduled() const { return random_.has_value(); }
+    // Of things that have no order.
+    template <typename T>
+    void disorder(std::vector<T> &things) {
+        if (scheduled()) std::shuffle(things.begin(), things.end(), *random_);
+    }
     size_t step(Lock &lock, size_t n);
     void drain(Lock &lock);
     // Drops what is queued, waits for what is running and ends the workers. Threads that wait return with an error.

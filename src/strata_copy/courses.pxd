@@ -9,7 +9,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from strata_copy.abi cimport Error, Request
 from strata_copy.cudart cimport Guard, cudaEvent_t
-from strata_copy.lanes cimport LANES, Budget, CopierData, DeviceLanes, Ring, Slot, SlotDevice
+from strata_copy.lanes cimport LANES, Budget, CopierData, DeviceLanes, Lane, Ring, Slot, SlotDevice
 from strata_copy.plan cimport Emission, PlanData, Units
 
 cdef enum:
@@ -51,6 +51,7 @@ cdef struct Course:
     int32_t skip                # extents that an earlier step has queued
     int32_t lane, route         # where extents go; lane -1: none yet
     Ring *ring                  # through which, or NULL
+    Lane *gathering             # a peer lane that may have copies which are not queued yet, or NULL
     int32_t only                # the one way that the step may use
 
 
@@ -67,6 +68,8 @@ cdef void course_tell(Course *course) noexcept nogil
 cdef int course_cut(Course *course, const Guard *guard, Error *error) noexcept nogil
 # The lanes that a plan may use on a device, as bits.
 cdef uint64_t lanes_of_plan(const PlanData *plan, int32_t d) noexcept nogil
+# Bytes after which the slowest of them changes streams.
+cdef int64_t chunk_of_plan(const CopierData *copier, const PlanData *plan, int32_t d) noexcept nogil
 
 # The lanes with bundles that parts of a layer moved in, as bits, but for those whose events behind the layer stand for them too.
 cdef uint64_t bundles_of_layer(const Slot *slot, int32_t d, int32_t layer) noexcept nogil

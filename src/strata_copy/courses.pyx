@@ -7,8 +7,8 @@ from strata_copy.abi cimport FAILED, OK, REASON_HOOK, WAIT_EVENT, Error, Request
 from strata_copy.atomics cimport add_i64, load_i32, store_i32, store_u64
 from strata_copy.cudart cimport Guard, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, outcome, rt
 from strata_copy.lanes cimport (
-    ENDS, IN_LANE, LANES, LOCAL_LANES, OUT_LANE, PAUSE, PEER_LANE, RELAY_LANE, CopierData, DeviceLanes, Lane, Slot, SlotDevice,
-    device_index, lane_copy, lane_ready, lane_stream, next_lane, record, ring_copy, ring_flush, ring_ready, wait_event,
+    ENDS, IN_LANE, LANES, LOCAL_LANES, OUT_LANE, PAUSE, PEER_CHUNKS, PEER_LANE, RELAY_LANE, CopierData, DeviceLanes, Lane, Slot, SlotDevice,
+    device_index, lane_copy, lane_flush, lane_ready, lane_stream, next_lane, record, ring_copy, ring_flush, ring_ready, wait_event,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
@@ -26,7 +26,11 @@ cdef extern from *:
     int enter_hook "strata_enter_hook"(int by) nogil
 
 cdef enum:
-    SHARED_BYTES = 8 << 20      # layers share events up to here: 0.15 ms of PCIe
+    SHARED_BYTES = 8 << 20      # layers share events up to here: 0.15 ms of PCIe, and PEER_CHUNKS times as much by P2P
+
+
+cdef uint64_t PEER_LANES = ((<uint64_t>1 << MAX_DEVICES) - 1) << PEER_LANE
+cdef uint64_t PCIE_LANES = <uint64_t>1 << OUT_LANE | <uint64_t>1 << IN_LANE | ((<uint64_t>1 << MAX_DEVICES) - 1) << RELAY_LANE
 
 
 cdef void course_begin(Course *course, CopierData *copier, Slot *slot, int32_t d, const Request *request, const Units *units,
@@ -59,6 +63,8 @@ cdef int course_go(Course *course, Budget *budget, bint one_lane, const Guard *g
             course.layer += 1
             course.extent, course.into, course.entered, course.local = 0, 0, False, -1
             budget.layers -= 1
+    if status == OK:
+        return send_gathered(course)
     if status != PAUSE:
         return status
     error.layer = error.part = -1
@@ -100,6 +106,10 @@ cdef uint64_t lanes_of_plan(const PlanData *plan, int32_t d) noexcept nogil:
             lanes |= (bit(LOCAL_LANES) - 1 if part.route == ROUTE_LOCAL else bit(IN_LANE) | bit(OUT_LANE) if part.route == ROUTE_RING else
                       bit(part.lane))
     return lanes
+
+
+cdef int64_t chunk_of_plan(const CopierData *copier, const PlanData *plan, int32_t d) noexcept nogil:
+    return copier.chunk * (PEER_CHUNKS if lanes_of_plan(plan, d) & ~PEER_LANES == 0 else 1)
 
 
 cdef uint64_t bundles_of_layer(const Slot *slot, int32_t d, int32_t layer) noexcept nogil:
@@ -154,7 +164,7 @@ cdef int queue_layer(Course *course, int32_t layer) noexcept nogil:
     cdef int status = OK
     if not course.entered:
         course.entered = True
-        if course.unmarked != 0 and course.unmarked_bytes + layer_bytes(course, layer) > SHARED_BYTES:
+        if course.unmarked != 0 and course.unmarked_bytes + layer_bytes(course, layer) > shared_bytes(course):
             status = mark_layers(course, layer, 0)
         if status != OK:
             return status
@@ -217,8 +227,10 @@ cdef int32_t end_of(const Course *course) noexcept nogil:
 
 
 cdef int rest(Course *course) noexcept nogil:
-    """Between two steps the ring is empty, and layers that are whole have their events."""
+    """Between two steps the ring is empty, nothing is gathered, and layers that are whole have their events."""
     cdef int status = flush(course)
+    if status == OK:
+        status = send_gathered(course)
     if status == OK and course.unmarked != 0:
         status = mark_layers(course, course.layer, 0)
     return status
@@ -257,7 +269,7 @@ cdef int mark_layers(Course *course, int32_t end, uint64_t here) noexcept nogil:
 cdef int record_lanes(Course *course, uint64_t lanes) noexcept nogil:
     """An event behind what was queued on each of these lanes."""
     cdef int32_t n
-    cdef int status = OK
+    cdef int status = send_gathered(course)
     while status == OK and lanes != 0:
         n = next_lane(&lanes)
         status = record(course.device, next_event(course), lane_stream(&course.device.lanes[n]), course.guard, course.error)
@@ -276,15 +288,19 @@ cdef inline cudaEvent_t event_of(const Course *course, int32_t i) noexcept nogil
 
 cdef bint shares_events(const Course *course, int32_t layer) noexcept nogil:
     """Whether the next layer's events stand for this one too. On a lane over PCIe an event between two copies costs as much as 200 KB,
-    so layers of a few megabytes share them. Never the first layer, which somebody waits for, nor the last."""
-    cdef uint64_t pcie = bit(OUT_LANE) | bit(IN_LANE) | (bit(MAX_DEVICES) - 1) << RELAY_LANE
+    and what a peer lane gathers has to be queued before one, so layers of a few megabytes share them. Never the first layer, which
+    somebody waits for, nor the last."""
     if course.request.hook != NULL:
         return False
     if course.here == 0 and course.unmarked == 0:
         return course.share.taken == 0      # an event that is not recorded yet orders nothing
-    if layer == 0 or layer == course.slot.n_layers - 1 or course.unmarked_bytes >= SHARED_BYTES:
+    if layer == 0 or layer == course.slot.n_layers - 1 or course.unmarked_bytes >= shared_bytes(course):
         return False
-    return (course.here | course.unmarked) & ~pcie == 0
+    return (course.here | course.unmarked) & ~(PCIE_LANES | PEER_LANES) == 0
+
+
+cdef inline int64_t shared_bytes(const Course *course) noexcept nogil:
+    return SHARED_BYTES if (course.here | course.unmarked) & PCIE_LANES else <int64_t>PEER_CHUNKS * SHARED_BYTES
 
 
 cdef int64_t layer_bytes(const Course *course, int32_t layer) noexcept nogil:
@@ -421,6 +437,12 @@ cdef int flush(Course *course) noexcept nogil:
     return OK if course.ring == NULL else ring_flush(course.copier, course.ring, course.guard, course.error)
 
 
+cdef int send_gathered(Course *course) noexcept nogil:
+    cdef Lane *lane = course.gathering
+    course.gathering = NULL
+    return OK if lane == NULL else lane_flush(course.device, lane, course.guard, course.error)
+
+
 cdef inline bint has_staging(const Course *course) noexcept nogil:
     """While none of its bytes are in the chunks another ticket may take them."""
     return course.device.staging.owner == course.slot.ticket
@@ -455,6 +477,8 @@ cdef int go_to_lane(Course *course, int32_t part) noexcept nogil:
         course.lane, course.route = n, way.route
         course.ring = (&device.ring if way.route == ROUTE_RING else device.relays[way.other_number] if way.route == ROUTE_RELAY else
                        NULL)
+    if status == OK and course.gathering != &device.lanes[n]:
+        status = send_gathered(course)
     if status == OK:
         status = open_lane(course, IN_LANE if way.route == ROUTE_RING else n, first_lane(course))
     return status
@@ -543,6 +567,8 @@ cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
     elif staged:
         status = stage_copy(course.copier, course.device, extent, &course.into, course.budget, course.layer, course.guard, course.error)
     else:
+        if lane.crosses:
+            course.gathering = lane
         status = lane_copy(course.copier, course.device, lane, extent, &course.into, course.budget, course.guard, course.error)
     if status == OK:
         course.extent += 1

@@ -17,6 +17,7 @@ cdef extern from "table.h" nogil:
     ctypedef void *cudaGraphNode_t
     ctypedef int cudaMemcpyKind "enum cudaMemcpyKind"
     ctypedef int cudaDeviceAttr "enum cudaDeviceAttr"
+    ctypedef int cudaMemcpySrcAccessOrder "enum cudaMemcpySrcAccessOrder"
     ctypedef int cudaStreamCaptureStatus "enum cudaStreamCaptureStatus"
     ctypedef int cudaStreamCaptureMode "enum cudaStreamCaptureMode"
 
@@ -37,6 +38,9 @@ cdef extern from "table.h" nogil:
         int srcDevice, dstDevice
         cudaExtent extent
 
+    ctypedef struct cudaMemcpyAttributes "struct cudaMemcpyAttributes":
+        cudaMemcpySrcAccessOrder srcAccessOrder
+
     enum:
         CUDART_VERSION
         STRATA_DEVICE_PROPERTIES_BYTES
@@ -51,6 +55,7 @@ cdef extern from "table.h" nogil:
         cudaErrorHostMemoryAlreadyRegistered
         cudaMemcpyDefault
         cudaMemcpyDeviceToHost
+        cudaMemcpySrcAccessOrderStream
         cudaHostAllocPortable
         cudaHostAllocMapped
         cudaHostRegisterPortable
@@ -97,6 +102,8 @@ cdef extern from "table.h" nogil:
                                          cudaStream_t) noexcept nogil
         cudaError_t (*cudaMemcpyPeerAsync)(void *, int, const void *, int, size_t, cudaStream_t) noexcept nogil
         cudaError_t (*cudaMemcpy3DPeerAsync)(const cudaMemcpy3DPeerParms *, cudaStream_t) noexcept nogil
+        cudaError_t (*cudaMemcpyBatchAsync)(void *const *, const void *const *, const size_t *, size_t, cudaMemcpyAttributes *, size_t *,
+                                            size_t, cudaStream_t) noexcept nogil
         cudaError_t (*cudaMemsetAsync)(void *, int, size_t, cudaStream_t) noexcept nogil
         cudaError_t (*cudaStreamCreateWithFlags)(cudaStream_t *, unsigned int) noexcept nogil
         cudaError_t (*cudaStreamDestroy)(cudaStream_t) noexcept nogil

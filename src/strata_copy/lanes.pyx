@@ -7,7 +7,8 @@ from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from strata_copy.abi cimport FAILED, OK, POISONED, Error
 from strata_copy.atomics cimport load_i32, store_i32
 from strata_copy.cudart cimport (
-    Guard, cudaEvent_t, cudaMemcpy3DPeerParms, cudaMemcpyDefault, cudaStream_t, cuda_failed, is_sticky, rt,
+    Guard, cudaErrorInvalidValue, cudaErrorNotSupported, cudaEvent_t, cudaMemcpy3DPeerParms, cudaMemcpyAttributes, cudaMemcpyDefault,
+    cudaMemcpySrcAccessOrderStream, cudaStream_t, cuda_failed, is_sticky, rt,
 )
 from strata_copy.plan cimport MAX_DEVICES, Extent
 
@@ -16,6 +17,12 @@ cdef extern from *:
 
 cdef enum:
     ALIGNMENT = 512         # of pieces in a slot of a ring
+
+# Of all copies of one call, from its first on: sources are read when the stream is there.
+cdef cudaMemcpyAttributes in_stream_order
+cdef size_t from_the_first = 0
+memset(&in_stream_order, 0, sizeof(cudaMemcpyAttributes))
+in_stream_order.srcAccessOrder = cudaMemcpySrcAccessOrderStream
 
 
 cdef int32_t device_index(const CopierData *copier, int32_t device) noexcept nogil:
@@ -177,12 +184,14 @@ cdef int copy_piece(DeviceLanes *device, Lane *lane, const Extent *piece, const 
 
 
 cdef int cross(DeviceLanes *device, Lane *lane, const Extent *piece, const Guard *guard, Error *error) noexcept nogil:
-    """From device to device, by the calls that name both: those that do not fail for some kinds of memory (alpaka-group/alpaka#1909)."""
+    """From device to device. Nothing that a lane has gathered depends on a copy behind it: the rows need not wait."""
     cdef cudaMemcpy3DPeerParms rows
     cdef int code
     if piece.rows == 1:
-        code = rt.cudaMemcpyPeerAsync(piece.target, lane.target, piece.source, lane.source, piece.width, lane_stream(lane))
-        return OK if code == 0 else cuda_failed(FAILED, code, "cudaMemcpyPeerAsync", device.device, guard, error)
+        lane.targets[lane.gathered], lane.sources[lane.gathered] = piece.target, piece.source
+        lane.sizes[lane.gathered] = piece.width
+        lane.gathered += 1
+        return lane_flush(device, lane, guard, error) if lane.gathered == GATHERED else OK
     memset(&rows, 0, sizeof(rows))
     rows.srcPtr.ptr, rows.srcPtr.pitch, rows.srcDevice = <void *>piece.source, piece.source_pitch, lane.source
     rows.dstPtr.ptr, rows.dstPtr.pitch, rows.dstDevice = piece.target, piece.target_pitch, lane.target
@@ -193,6 +202,28 @@ cdef int cross(DeviceLanes *device, Lane *lane, const Extent *piece, const Guard
     return OK if code == 0 else cuda_failed(FAILED, code, "cudaMemcpy3DPeerAsync", device.device, guard, error)
 
 
+cdef int lane_flush(DeviceLanes *device, Lane *lane, const Guard *guard, Error *error) noexcept nogil:
+    """One by one by the call that names both devices, which does not fail for some kinds of memory (alpaka-group/alpaka#1909), where
+    the one call for all is refused. It is refused as a whole."""
+    cdef int32_t i, n = lane.gathered
+    cdef int code
+    lane.gathered = 0
+    if n > 1 and not lane.singly:
+        code = rt.cudaMemcpyBatchAsync(lane.targets, lane.sources, lane.sizes, n, &in_stream_order, &from_the_first, 1, lane_stream(lane))
+        if code == 0:
+            return OK
+        if code != cudaErrorInvalidValue and code != cudaErrorNotSupported:
+            return cuda_failed(FAILED, code, "cudaMemcpyBatchAsync", device.device, guard, error)
+        if guard.pending == 0:
+            rt.cudaGetLastError()
+        lane.singly = True
+    for i in range(n):
+        code = rt.cudaMemcpyPeerAsync(lane.targets[i], lane.target, lane.sources[i], lane.source, lane.sizes[i], lane_stream(lane))
+        if code != 0:
+            return cuda_failed(FAILED, code, "cudaMemcpyPeerAsync", device.device, guard, error)
+    return OK
+
+
 cdef int lane_ready(DeviceLanes *device, Lane *lane, const Guard *guard, Error *error) noexcept nogil:
     return change_streams(device, lane, guard, error) if lane.paired and lane.in_chunk >= lane.chunk else OK
 
@@ -200,7 +231,9 @@ cdef int lane_ready(DeviceLanes *device, Lane *lane, const Guard *guard, Error *
 cdef int change_streams(DeviceLanes *device, Lane *lane, const Guard *guard, Error *error) noexcept nogil:
     """The other stream goes on, behind what this one has queued."""
     cdef cudaEvent_t behind = lane.chain[lane.turn]
-    cdef int status = record(device, behind, lane.streams[lane.turn], guard, error)
+    cdef int status = lane_flush(device, lane, guard, error)
+    if status == OK:
+        status = record(device, behind, lane.streams[lane.turn], guard, error)
     if status == OK:
         status = wait_event(device, lane.streams[lane.turn ^ 1], behind, guard, error)
     if status == OK:
@@ -229,6 +262,7 @@ cdef int device_drain(DeviceLanes *device, const Guard *guard, Error *error) noe
     cdef Ring *relay
     cdef int n, s
     for n in range(LANES):
+        device.lanes[n].gathered = 0
         for s in range(2 if device.lanes[n].paired else 1):
             if drain_stream(device, device.lanes[n].streams[s], guard, error) != OK:
                 return POISONED

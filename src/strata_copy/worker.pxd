@@ -34,6 +34,7 @@ cdef struct Window:
 cdef struct Leg:
     Course course
     Window window
+    int64_t step, ahead         # bytes that are queued at a time, and that may be queued and not landed
     cudaStream_t gate_stream    # that nothing else waits on
     cudaEvent_t gate
 
@@ -47,7 +48,6 @@ cdef struct Job:
     int64_t dst_banks[MAX_GROUPS]
     Units *units
     Leg *legs                   # one for each device of the copier
-    int64_t ahead               # bytes that may be queued and not landed on a device
     bint started                # its lanes are taken: later jobs leave them alone
 
 

@@ -6,11 +6,13 @@ from libc.string cimport memcpy
 from posix.time cimport CLOCK_MONOTONIC, timespec
 
 from strata_copy.abi cimport (
-    AGAIN, CANCELLED, FAILED, OK, POISONED, REASON_CUDA, REASON_MEMORY, REASON_NONE, REFUSED, WAIT_EVENT, Error, Ticket, Wait,
+    AGAIN, CANCELLED, FAILED, OK, POISONED, REASON_CUDA, REASON_MEMORY, REASON_NONE, REFUSED, WAIT_EVENT, Error, Request, Ticket, Wait,
 )
 from strata_copy.atomics cimport add_i64, load_i32, store_i32
 from strata_copy.copier cimport free_event, free_stream, make_event, make_stream, stand_on_device, the_tables
-from strata_copy.courses cimport course_begin, course_cut, course_go, course_tell, course_touch, in_hook, lanes_of_plan
+from strata_copy.courses cimport (
+    chunk_of_plan, course_begin, course_cut, course_go, course_tell, course_touch, in_hook, lanes_of_plan,
+)
 from strata_copy.cudart cimport (
     Guard, clear, cudaErrorNotReady, cudaEventDisableTiming, cudaEvent_t, cuda_failed, guard_enter, guard_leave,
     observed, outcome, published, rt,
@@ -81,9 +83,8 @@ cdef int feed(Job *job, Submission *s) noexcept nogil:
     for d in range(s.copier.n_devices):
         if s.slot.devices[d].used:
             course_begin(&job.legs[d].course, s.copier, s.slot, d, &job.request, job.units, gate)
-            forget_markers(&job.legs[d])
+            size_window(&job.legs[d], s.copier, &job.request, chunk_of_plan(s.copier, s.plan, d))
     job.slot, job.ticket, job.started = s.slot, s.slot.ticket, False
-    job.ahead = max(s.request.bytes_ahead, LEAST_AHEAD) if s.request.bytes_ahead > 0 else s.copier.window * s.copier.chunk
     s.slot.counted = s.slot.fed = True
     add_i64(<int64_t *>&s.plan.target.generation, 1)
     published(job)
@@ -308,7 +309,7 @@ cdef int fill_window(CopierData *copier, Job *job, Leg *leg, const Guard *guard,
     leg.course.units = job.units        # a plan that was made since may have moved them
     while status == OK and not leg.course.ended and window.n < MAX_MARKERS and window.calls_ahead < CALLS_AHEAD:
         # Two steps a window at least, so that there is something to do while one of them is looked at.
-        most = min(copier.chunk, max(job.ahead // 2, 1), job.ahead - window.bytes_ahead)
+        most = min(leg.step, max(leg.ahead // 2, 1), leg.ahead - window.bytes_ahead)
         if most <= 0:
             break
         budget.bytes, budget.calls, budget.layers = most, CALLS_OF_A_STEP, 1 << 30
@@ -392,7 +393,10 @@ cdef int look(CopierData *copier, Job *job, const Guard *guard, Error *error) no
     return OK
 
 
-cdef void forget_markers(Leg *leg) noexcept nogil:
+cdef void size_window(Leg *leg, const CopierData *copier, const Request *request, int64_t chunk) noexcept nogil:
+    """For a ticket that has nothing in it yet."""
+    leg.step = chunk
+    leg.ahead = max(request.bytes_ahead, LEAST_AHEAD) if request.bytes_ahead > 0 else copier.window * chunk
     leg.window.first = leg.window.n = leg.window.calls_ahead = 0
     leg.window.bytes_ahead = 0
 

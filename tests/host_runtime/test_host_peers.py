@@ -6,6 +6,7 @@ import pytest
 
 from host_table import (
     BAD_DEVICE,
+    CAPTURE_UNSUPPORTED,
     INVALID_PITCH,
     INVALID_VALUE,
     NOT_READY,
@@ -210,3 +211,89 @@ def test_each_configuration_has_a_number():
     before = host.configuration()
     host.configure()
     assert host.configuration() > before
+
+
+class Batch:
+    """Entries (target, source, bytes) for one call."""
+
+    def __init__(self, *entries, order=1, first=0):
+        targets, sources, sizes = zip(*entries, strict=True)
+        words = ctypes.c_size_t * len(entries)
+        self.arrays = words(*targets), words(*sources), words(*sizes)
+        self.attributes, self.first = (ctypes.c_int * 8)(order), ctypes.c_size_t(first)
+
+    def queue(self, stream, kinds=1):
+        arrays = map(ctypes.addressof, self.arrays)
+        rest = ctypes.addressof(self.attributes), ctypes.addressof(self.first), kinds, stream
+        return cuda.cudaMemcpyBatchAsync(*arrays, len(self.arrays[0]), *rest)
+
+
+def parts(two, n=4):
+    """Of a's bytes, in n entries."""
+    size = SIZE // n
+    return [(two.b + i * size, two.a + i * size, size) for i in range(n)]
+
+
+@pytest.mark.parametrize("access", [False, True])
+def test_a_batch_brings_the_bytes_of_all_its_entries_in_any_order(access):
+    orders = set()
+    for seed in range(8):
+        two = Two(seed=seed)
+        if access:
+            ok(cuda.cudaDeviceEnablePeerAccess(1, 0))
+        ok(Batch(*((target, source, size - i) for i, (target, source, size) in enumerate(parts(two)))).queue(two.s))
+        wanted = list(range(SIZE))
+        for i in range(4):
+            wanted[(i + 1) * SIZE // 4 - i : (i + 1) * SIZE // 4] = [0xEE] * i
+        assert two.landed() == wanted
+        assert host.peer_copies(0, 1) == 4 * access
+        orders.add(tuple(size for _, _, size in host.log()))
+    assert len(orders) > 1
+
+
+def test_a_batch_with_a_wrong_entry_is_refused_whole():
+    for wrong in ((0, 16, 8), (16, 0, 8), (16, 16, 0)):
+        two = Two()
+        target, source, size = wrong
+        entry = (two.b + target if target else 0, two.a + source if source else 0, size)
+        assert Batch(*parts(two), entry).queue(two.s) == INVALID_VALUE
+        cuda.cudaGetLastError()
+        assert two.landed() == [0xEE] * SIZE
+    two, plain = Two(), (ctypes.c_char * SIZE)()
+    assert Batch(*parts(two), (ctypes.addressof(plain), two.a, 8)).queue(two.s) == INVALID_VALUE
+    assert Batch(*parts(two)).queue(two.s, kinds=0) == INVALID_VALUE
+    assert Batch(*parts(two), first=1).queue(two.s) == INVALID_VALUE
+    cuda.cudaGetLastError()
+    assert two.landed() == [0xEE] * SIZE
+
+
+def test_a_batch_whose_entries_meet_is_a_violation():
+    two = Two()
+    ok(Batch((two.b, two.a, 16), (two.b + 15, two.a + 32, 8)).queue(two.s))
+    assert "is another entry's too" in violations()[0]
+    two = Two()
+    ok(Batch((two.b, two.a, 16), (two.a + 15, two.a + 32, 8)).queue(two.s))
+    assert "is another entry's too" in violations()[0]
+    two = Two()
+    ok(Batch((two.b, two.a, 16), (two.b + 16, two.a, 16)).queue(two.s))  # both read the same
+    assert violations() == []
+
+
+def test_a_batch_on_the_legacy_stream_or_that_reads_its_sources_at_once_is_a_violation():
+    two = Two()
+    assert Batch(*parts(two)).queue(0) == INVALID_VALUE
+    assert violations() == ["cudaMemcpyBatchAsync: legacy stream 0"]
+    two = Two()
+    assert Batch(*parts(two), order=2).queue(two.s) == INVALID_VALUE
+    assert "in the stream's order" in violations()[0]
+    cuda.cudaGetLastError()
+
+
+def test_a_batch_in_a_capture_is_refused_and_the_capture_goes_on():
+    two = Two()
+    ok(cuda.cudaStreamBeginCapture(two.s, 2))
+    assert Batch(*parts(two)).queue(two.s) == CAPTURE_UNSUPPORTED
+    cuda.cudaGetLastError()
+    graph = ctypes.c_size_t()
+    ok(cuda.cudaStreamEndCapture(two.s, ctypes.addressof(graph)))
+    assert two.landed() == [0xEE] * SIZE
