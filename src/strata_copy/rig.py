@@ -6,6 +6,7 @@ calls, and what a copy has to move is worked out again from the growth rules, in
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
@@ -22,7 +23,7 @@ from strata_copy.places import Place
 GUARD = -1  # the part number of guards in `pattern`
 ALIGNMENT = 256
 PIECE = 16 << 20  # bytes that are staged in host memory at once
-BLOCK = 128 << 10  # bytes that are computed at once, so that they stay in the cache
+BLOCK = 1 << 20  # bytes that are computed at once: of smaller ones threads wait for the GIL, larger ones leave the cache
 
 Result = TypeVar("Result")
 
@@ -96,9 +97,8 @@ class Session:
             self.number = number
         spans = _spans(self)
 
-        def fill_piece(start: int, n: int) -> None:
-            staging = np.empty(n, np.uint8)
-            for span in _cut(spans, start, n):
+        def fill_piece(start: int, staging: np.ndarray) -> None:
+            for span in _cut(spans, start, staging.size):
                 staging[span.begin - start : span.end - start] = _content(span)
             self.write(start, staging)
 
@@ -111,12 +111,16 @@ class Session:
     def read(self, offset: int, n: int) -> np.ndarray:
         """`n` bytes from `offset` on, as a uint8 array of its own. Blocks."""
         found = np.empty(n, np.uint8)
+        self.read_into(offset, found)
+        return found
+
+    def read_into(self, offset: int, found: np.ndarray) -> None:
+        """Fills a contiguous uint8 array with the bytes from `offset` on. Blocks."""
         for block, address, piece in self._pieces_of(offset, found):
             if block.kind == "device":
                 runtime.memcpy(piece.ctypes.data, address, piece.size)
             else:
                 piece[:] = runtime.view(address, piece.size)
-        return found
 
     def write(self, offset: int, data: np.ndarray) -> None:
         """Puts a contiguous uint8 array at `offset`. Blocks."""
@@ -342,10 +346,10 @@ def _content(span: Span) -> np.ndarray:
 
 
 def _wrong_bytes(session: Session, spans: list[Span], limit: int) -> list[str]:
-    def wrong_in_piece(start: int, n: int) -> list[str]:
+    def wrong_in_piece(start: int, data: np.ndarray) -> list[str]:
         lines: list[str] = []
-        data = session.read(start, n)
-        for span in _cut(spans, start, n):
+        session.read_into(start, data)
+        for span in _cut(spans, start, data.size):
             found, wanted = data[span.begin - start : span.end - start], _content(span)
             if not np.array_equal(found, wanted):
                 wrong = np.flatnonzero(found != wanted)[: limit - len(lines)]
@@ -367,13 +371,24 @@ def _line(session: Session, offset: int, wanted: int, found: int) -> str:
     return f"{where}: wanted {wanted:#04x}, found {found:#04x}"
 
 
-def _each_piece(work: Callable[[int, int], Result], n: int) -> list[Result]:
-    """What `work(start, bytes)` returns of each piece of `n` bytes, in order; several are given to several threads."""
-    pieces = [(start, min(PIECE, n - start)) for start in range(0, n, PIECE)]
-    if len(pieces) < 2:
-        return [work(*piece) for piece in pieces]
+def _each_piece(work: Callable[[int, np.ndarray], Result], n: int) -> list[Result]:
+    """What `work(start, staging)` returns of each piece of `n` bytes, in order; several are given to several threads.
+
+    staging: an array with as many bytes as the piece, the thread's own. It keeps its pages: copies from a device into
+    new ones are slow.
+    """
+    mine = threading.local()
+
+    def work_on(start: int) -> Result:
+        if not hasattr(mine, "staging"):
+            mine.staging = np.empty(min(PIECE, n), np.uint8)
+        return work(start, mine.staging[: min(PIECE, n - start)])
+
+    starts = range(0, n, PIECE)
+    if len(starts) < 2:
+        return [work_on(start) for start in starts]
     with ThreadPoolExecutor() as threads:
-        return list(threads.map(lambda piece: work(*piece), pieces))
+        return list(threads.map(work_on, starts))
 
 
 def _regions(
