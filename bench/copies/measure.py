@@ -1,7 +1,10 @@
 """Whole conversations from slot to slot and between slot and pinned memory, as shares of what the hardware gives."""
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
+
+import click
 
 from common.report import Figure, Result, spread
 from common.setting import Case, Setting, verify
@@ -67,7 +70,9 @@ class Bench:
             times = by_library(plans, cases[0].upto, streams[0], self.repetitions, self.warm_up, feed=feed)
             by_sync = by_library(plans, cases[0].upto, streams[0], self.repetitions, 1, True, feed=feed)
         self.result.wrong += verify(name, *cases)
-        self.timed.append((name, sum(case.bytes for case in cases), way, goal, times, by_sync))
+        bytes = sum(case.bytes for case in cases)
+        click.echo(f"{name}: {bytes / statistics.median(times):.2f} GB/s", err=True)
+        self.timed.append((name, bytes, way, goal, times, by_sync))
 
     def timed_and_verified(self, name: str, cases: Sequence[Case], repetitions: int) -> list[int]:
         """ns of each repetition of all cases at once."""

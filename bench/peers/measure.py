@@ -42,7 +42,7 @@ def run(setting: Setting, long: bool = True, rings: bool = False) -> Result:
         with asked_for("off"), setting.copier_with(PAIR):
             staged = driver_figures(links)
             links.measure(WITHOUT)
-            split(bench)
+            split(bench, format, length)
             between(bench, format, length, "without P2P", ("pinned", RING), ("two_way", RING_BOTH))
             links.measure(WITHOUT)
         shapes = compared(bench) if rings else []
@@ -135,11 +135,11 @@ def there_and_back(setting: Setting, format: str, length: str) -> tuple[Case, Ca
     return Case(setting, a, b, setting.tokens[length]), Case(setting, c, d, setting.tokens[length])
 
 
-def split(bench: Bench) -> None:
+def split(bench: Bench, format: str, length: str) -> None:
     """A conversation whose first layers are on device 0 and whose last ones on device 1, to pinned memory and back: one
     plan, one submit, one ticket."""
     setting = bench.setting
-    upto, layout = setting.tokens["middle"], qwen3_8_flash_next("int8", draft=False)
+    upto, layout = setting.tokens[length], qwen3_8_flash_next(format, draft=False)
 
     def stage(part: Part) -> int:
         return int(2 * part.layer >= layout.layers)
@@ -152,7 +152,7 @@ def split(bench: Bench) -> None:
         with ThreadPoolExecutor() as threads:
             list(threads.map(Session.fill, (slot, other, pinned, image)))
         out, back = Case(setting, slot, image, upto), Case(setting, pinned, other, upto)
-        name = f"int8, {upto} tokens"
+        name = f"{format}, {upto} tokens"
         bench.measure(f"both GPUs -> pinned, {name}", [out], "out of both", SPLIT)
         bench.measure(f"pinned -> both GPUs, {name}", [back], "into both", SPLIT)
         bench.measure(f"both at once, {name}", [out, back], "four_way", SPLIT_BOTH)

@@ -23,7 +23,7 @@ from strata_copy.places import Place
 GUARD = -1  # the part number of guards in `pattern`
 ALIGNMENT = 256
 PIECE = 16 << 20  # bytes that are staged in host memory at once
-BLOCK = 1 << 20  # bytes that are computed at once: of smaller ones threads wait for the GIL, larger ones leave the cache
+BLOCK = 1 << 20  # bytes that are computed at once: of smaller ones threads wait for the GIL, larger leave the cache
 
 Result = TypeVar("Result")
 
