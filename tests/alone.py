@@ -1,12 +1,17 @@
-"""All that a process does which uses one device: opening, states, every route, fed and not, a hook, a pool, closing."""
+"""All that a process does which uses one device: opening, states, every route, fed and not, from several threads, a
+hook, arenas, a pool, closing; and on which devices it then is."""
+
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
 
 import strata_copy as sc
-from fixtures import SYNCED, Memory, after_copy, differences, small_layout
+from fixtures import SYNCED, Mapped, Memory, after_copy, differences, small_layout
 from hooks import Hook
 from strata_copy import runtime
 
 LAYOUT = small_layout("int8", layers=4)
 UPTO = 60
+PIECE = 4 << 20
 
 
 def use(device):
@@ -18,8 +23,23 @@ def use(device):
             for target in kinds:
                 for feed in (False, True):
                     copy(copier, memories[source, 0], memories[target, 1], feed)
+        with ThreadPoolExecutor(1, initializer=runtime.set_device, initargs=(device,)) as other:
+            other.submit(copy, copier, memories["device", 0], memories["pinned", 1], True).result()
         park(copier, memories["device", 0], device)
+    pin(device)
     return list(memories.values())
+
+
+def contexts():
+    """The devices on which this process has a context of CUDA's runtime, by the driver."""
+    driver, found = ctypes.CDLL("libcuda.so.1"), []
+    for ordinal in range(runtime.device_count()):
+        device, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
+        assert driver.cuDeviceGet(ctypes.byref(device), ordinal) == 0
+        assert driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active)) == 0
+        if active.value:
+            found.append(ordinal)
+    return found
 
 
 def pairs(kinds):
@@ -32,8 +52,7 @@ def copy(copier, source, target, feed):
     target.fill()
     ticket = copier.submit(source.state, target.state, upto=UPTO, begin=0, after=SYNCED, feed=feed, **hook.how)
     for layer in range(LAYOUT.layers):
-        while not ticket.wait_layer(layer, stream):
-            pass
+        assert ticket.wait_layer(layer, stream, timeout=60)
     ticket.sync()
     runtime.stream_synchronize(stream)
     runtime.stream_destroy(stream)
@@ -42,10 +61,20 @@ def copy(copier, source, target, feed):
 
 
 def park(copier, memory, device):
-    arena = sc.Arena(8 << 20, piece=4 << 20, device=device, pause=0.0)
+    arena = sc.Arena(2 * PIECE, piece=PIECE, device=device, pause=0.0)
     pool = sc.Pool(arena, LAYOUT, chunk=16)
     image = pool.image("a", UPTO)
     copier.submit(memory.state, image, upto=UPTO, after=SYNCED).sync()
     assert image.publish()
     del image, pool["a"]
     arena.close()
+
+
+def pin(device):
+    """Memory that an arena makes meanwhile, and memory of the engine's."""
+    attached, in_place = Mapped(PIECE), Mapped(PIECE)
+    with sc.Arena(4 * PIECE, piece=PIECE, device=device, background=True, pause=10.0) as arena:
+        arena.attach(attached.base, attached.size)
+        arena.register(in_place.base, in_place.size)
+        arena.unregister(in_place.base)
+        assert sorted(kind for _, _, kind in arena.pieces) == ["attached", "made"]

@@ -1,5 +1,7 @@
 """A small conversation in five K/V formats, and memory for it that knows what it should hold."""
 
+import ctypes
+import mmap
 import os
 import subprocess
 import sys
@@ -122,6 +124,14 @@ def release(kind, base):
         del pageable[base]
     else:
         (runtime.free if kind == "device" else runtime.host_free)(base)
+
+
+class Mapped:
+    """Memory of the engine's, which starts on a page."""
+
+    def __init__(self, size):
+        self.map, self.size = mmap.mmap(-1, size), size
+        self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
 
 
 class Memory:

@@ -1,7 +1,6 @@
 """An arena pins memory piece by piece: within its budget at every call, as much as it is given, and never in the way of
 others."""
 
-import ctypes
 import mmap
 import threading
 import time
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 import strata_copy as sc
-from fixtures import HOST, SYNCED, run_python
+from fixtures import HOST, SYNCED, Mapped, run_python
 from strata_copy import host_runtime, runtime
 
 MIB = 1 << 20
@@ -21,14 +20,6 @@ INVALID_VALUE, MEMORY_ALLOCATION, ALREADY_REGISTERED, NOT_SUPPORTED, ILLEGAL_ADD
 
 def opened(pieces, **how):
     return sc.Arena(pieces * PIECE, **{"piece": PIECE, "pause": 0.0, "threads": 2, **how})
-
-
-class Mapped:
-    """Memory of the engine's, which starts on a page."""
-
-    def __init__(self, size):
-        self.map, self.size = mmap.mmap(-1, size), size
-        self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
 
 
 def test_pieces_are_registered_one_by_one_up_to_the_budget():

@@ -27,6 +27,28 @@ constexpr const char *kFunctionNames[kFunctions] = {
     "event_captured",
 };
 
+// Whether a call makes a context on its thread's current device where there is none. Those that were seen to make none on GPUs are
+// named, all others count; cudaSetDevice makes one on the device that it sets.
+constexpr bool makes_context(Function function) {
+    switch (function) {
+    case Function::cudaRuntimeGetVersion:  // which answers without a driver too
+    case Function::cudaDriverGetVersion:
+    case Function::cudaGetLastError:
+    case Function::cudaPeekAtLastError:
+    case Function::cudaGetDeviceCount:
+    case Function::cudaGetDevice:
+    case Function::cudaSetDevice:
+    case Function::cudaDeviceGetAttribute:
+    case Function::cudaDeviceGetPCIBusId:
+    case Function::cudaDeviceCanAccessPeer:
+    case Function::cudaPointerGetAttributes:
+    case Function::device_properties:
+        return false;
+    default:
+        return true;
+    }
+}
+
 inline const char *name(Function function) { return kFunctionNames[static_cast<size_t>(function)]; }
 
 }  // namespace host_runtime

@@ -39,6 +39,7 @@ cudaError_t Runtime::last_error(Function function, bool clear) {
 bool Runtime::adopt(int (*step)()) {
     const Lock lock(mutex);
     const bool adopts = step && state->engine.scheduled();
+    if (adopts) worker_device_ = enter().device;
     worker_.store(adopts ? step : nullptr, std::memory_order_release);
     return adopts;
 }
@@ -67,16 +68,19 @@ void Runtime::leave(const ThreadState &thread) {
 }
 
 Runtime::Runtime() : state(std::make_unique<State>(Config{}, 1)) {
+    worker_thread_.worker = true;
     pthread_atfork(nullptr, nullptr, [] { instance().forked = true; });
 }
 
 ThreadState &Runtime::enter() {
     ThreadState &thread = this_thread();
     if (thread.configuration != state->number) {
-        const bool in_host_function = thread.in_host_function;
+        const bool in_host_function = thread.in_host_function, worker = thread.worker;
         thread = ThreadState{};
         thread.configuration = state->number;
         thread.in_host_function = in_host_function;
+        thread.worker = worker;
+        if (worker) thread.device = worker_device_;
         if (!in_host_function) {
             state->races.enter(thread);
             static thread_local const Departure departure;
@@ -99,6 +103,7 @@ std::optional<cudaError_t> Runtime::admit(Function function, unsigned traits, Th
     if (traits & kNeedsContext && state->faults.dead() != cudaSuccess) return state->faults.dead();
     if ((traits & kUnsafeInCapture) == kUnsafeInCapture && state->captures.forbid(thread.capture_mode))
         return cudaErrorStreamCaptureUnsupported;
+    if (makes_context(function)) state->contexts[static_cast<size_t>(thread.device)] = true;
     return std::nullopt;
 }
 

@@ -81,7 +81,6 @@ public:
         const std::optional<cudaError_t> refusal = admit(function, traits, thread);
         cudaError_t code = refusal.value_or(cudaSuccess);
         if (!refusal) {
-            if (traits & kNeedsContext && function != Function::cudaSetDevice) state->contexts[static_cast<size_t>(thread.device)] = true;
             try {
                 code = body(*state, thread, lock);
             } catch (const std::bad_alloc &) {
@@ -132,7 +131,7 @@ public:
 private:
     Runtime();
     ThreadState &enter();
-    // The code of a call that shall do nothing.
+    // Counts a call. The code of one that shall do nothing; the others make a context where CUDA's would.
     std::optional<cudaError_t> admit(Function function, unsigned traits, ThreadState &thread);
 
     void maybe_work(unsigned one_in);
@@ -141,6 +140,7 @@ private:
     std::atomic<int (*)()> worker_{nullptr};
     std::mutex working_;
     ThreadState worker_thread_;  // what belongs to the worker as a thread
+    int worker_device_ = 0;  // on which it stands: that of the thread that lent it
     std::atomic<bool> looks_for_races_{false};
     uint64_t next_handle_ = 0x10000;  // far from the handles 0, 1 and 2 of the legacy and per-thread streams
 };

@@ -14,6 +14,7 @@ struct ThreadState {
     cudaError_t last_error = cudaSuccess;
     cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
     bool in_host_function = false;
+    bool worker = false;  // of the program, which scheduled mode calls
     size_t number = 0;  // of the threads that have called, from 1; where races are looked for
     uint64_t call = 0;  // which call of its function this is
 };

@@ -18,6 +18,7 @@ from strata_copy.atomics cimport add_i64
 from strata_copy.cudart cimport (
     Guard, clear, cudaHostRegisterMapped, cudaHostRegisterPortable, cudaMemoryTypeHost,
     cudaPointerAttributes, cuda_failed, guard_enter, guard_leave, is_sticky, outcome, require_runtime, rt,
+    stand_on,
 )
 from strata_copy.raising cimport raise_error
 from strata_copy.system cimport (
@@ -317,13 +318,11 @@ cdef struct Job:
 cdef void *job_main(void *argument) noexcept nogil:
     cdef Job *job = <Job *>argument
     cdef Guard guard
-    cdef int code
-    job.status = guard_enter(&guard, &job.error)
+    job.status = stand_on(job.arena.device, REFUSED, &job.error)
     if job.status == OK:
-        code = rt.cudaSetDevice(job.arena.device)
-        if code != 0:
-            job.status = cuda_failed(REFUSED, code, "cudaSetDevice", job.arena.device, &guard, &job.error)
-        elif job.kind == JOB_ATTACH:
+        job.status = guard_enter(&guard, &job.error)
+    if job.status == OK:
+        if job.kind == JOB_ATTACH:
             job.status = attach(job, &guard)
         elif job.kind == JOB_REGISTER:
             job.status = register_in_place(job, &guard)

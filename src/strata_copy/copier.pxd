@@ -27,8 +27,7 @@ cdef void copier_close(CopierData *copier, Error *error) noexcept nogil
 # Makes what copies from device number `source` to device number `target` need, unless it is there: a lane where they go by P2P, else a
 # ring. Both devices are alive. As plans are made, never in submit. Changes the thread's current device.
 cdef int copier_link(CopierData *copier, int32_t source, int32_t target, bint p2p, Error *error) noexcept nogil
-# Makes a device of the copier the current one of a thread of ours. One that has set none stands on device 0, and calls that name no
-# device would make a context there.
+# cudart.pxd: stand_on, on a device of the copier that has not failed.
 cdef int stand_on_device(CopierData *copier, int status_of_failure, Error *error) noexcept nogil
 # Makes room for plans of so many parts: as plans are made, never in submit.
 cdef int copier_reserve(CopierData *copier, int32_t parts, Error *error) noexcept nogil

@@ -8,11 +8,11 @@ from strata_copy.abi cimport FAILED, OK, POISONED, REASON_CUDA, REASON_MEMORY, R
 from strata_copy.atomics cimport load_i32, store_i32
 from strata_copy.cudart cimport (
     clear, cudaDevAttrMaxPitch, cudaEventBlockingSync, cudaEventDisableTiming, cudaHostAllocPortable, cudaMemcpyDefault,
-    cudaStreamNonBlocking, cuda_failed, guard_enter, guard_leave, outcome, rt,
+    cudaStreamNonBlocking, cuda_failed, guard_enter, guard_leave, outcome, rt, stand_on,
 )
 from strata_copy.lanes cimport (
     CELLS, CLOSED, ENDS, IN_LANE, LANES, LINK_NONE, LINK_PEER, LINK_RELAY, MAX_AFTER, MAX_RING, OPEN, OUT_LANE, PEER_CHUNKS, PEER_LANE,
-    RELAY_LANE, Lane, Ring, Slot, SlotDevice, Staging, device_drain, poison_all, pthread_mutex_init, pthread_mutex_lock,
+    RELAY_LANE, Lane, Ring, Slot, SlotDevice, Staging, device_drain, guard_to_close, poison_all, pthread_mutex_init, pthread_mutex_lock,
     pthread_mutex_unlock,
 )
 from strata_copy.layout cimport MAX_LAYERS
@@ -55,7 +55,7 @@ cdef CopierData *copier_open(const Opening *opening, Error *error) noexcept nogi
             if status == OK:
                 copier.devices[d].device = opening.devices[d]
                 status = make_device(copier, d, opening, &guard, error)
-        if status == OK:        # behind the devices: before, this thread stands on device 0, which may be none of them
+        if status == OK:
             status = make_words(copier, &guard, error)
         guard_leave(&guard, status, error)
     if status == OK:
@@ -112,15 +112,11 @@ cdef int copier_link(CopierData *copier, int32_t source, int32_t target, bint p2
 
 
 cdef int stand_on_device(CopierData *copier, int status_of_failure, Error *error) noexcept nogil:
-    cdef Guard guard
     cdef int32_t d
-    cdef int code, status = OK
-    guard.pending = 0
+    cdef int status = OK
     for d in range(copier.n_devices):
         if load_i32(&copier.devices[d].poisoned) == 0:
-            code = rt.cudaSetDevice(copier.devices[d].device)
-            if code != 0:
-                status = cuda_failed(status_of_failure, code, "cudaSetDevice", copier.devices[d].device, &guard, error)
+            status = stand_on(copier.devices[d].device, status_of_failure, error)
             break
     if status == POISONED:
         poison_all(copier, error.cuda_code)
@@ -142,11 +138,7 @@ cdef void copier_close(CopierData *copier, Error *error) noexcept nogil:
     cdef Guard guard
     cdef int32_t d
     cdef bint alive = True
-    cdef int status = guard_enter(&guard, error)
-    if status == POISONED:
-        poison_all(copier, error.cuda_code)
-    elif status != OK:          # what follows has to be done all the same
-        error.status = FAILED
+    guard_to_close(copier, &guard, error)
     if copier.devices != NULL:
         for d in range(copier.n_devices):       # the device may still write a ticket's word
             if load_i32(&copier.devices[d].poisoned) != 0:

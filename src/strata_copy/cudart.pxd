@@ -153,6 +153,9 @@ cdef struct Guard:
     int pending         # CUDA error that other code had left on this thread
 
 
+# The first CUDA call of each thread of ours: makes a device its current one, which the process uses anyway. A thread that has set none
+# stands on device 0, and nearly every call makes a context there, that which exchanges the capture mode too.
+cdef int stand_on(int device, int status_of_failure, Error *error) noexcept nogil
 cdef int guard_enter(Guard *guard, Error *error) noexcept nogil
 cdef int guard_leave(Guard *guard, int status, Error *error) noexcept nogil
 

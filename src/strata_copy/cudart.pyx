@@ -92,6 +92,15 @@ cdef int require_runtime() except -1:
     return 0
 
 
+cdef int stand_on(int device, int status_of_failure, Error *error) noexcept nogil:
+    cdef Guard guard
+    cdef int code = rt.cudaSetDevice(device)
+    if code == cudaSuccess:
+        return OK
+    guard.pending = cudaSuccess
+    return cuda_failed(status_of_failure, code, "cudaSetDevice", device, &guard, error)
+
+
 cdef int guard_enter(Guard *guard, Error *error) noexcept nogil:
     """Notes the thread's pending error and makes its capture mode Relaxed: in another mode a query, synchronize or allocation of
     ours would end a capture of any other thread (CUDA Runtime API, cudaThreadExchangeStreamCaptureMode)."""

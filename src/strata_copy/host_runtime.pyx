@@ -149,8 +149,8 @@ def orders():
 
 
 def contexts():
-    """The devices on which CUDA would have made a context since `configure`: a list. cudaSetDevice makes one, and each call that needs
-    one makes it on the thread's current device, which is device 0 in a thread that has set none."""
+    """The devices on which CUDA would have made a context since `configure`: a list. cudaSetDevice makes one, and each call but a
+    few that only ask makes it on the thread's current device, which is device 0 in a thread that has set none."""
     return list(c_contexts())
 
 

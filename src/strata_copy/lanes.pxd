@@ -247,4 +247,7 @@ cdef int device_drain(DeviceLanes *device, const Guard *guard, Error *error) noe
 
 # A sticky code of a call that is about no device: it may be any of them.
 cdef void poison_all(CopierData *copier, int32_t code) noexcept nogil
+# As guard_enter, for what has to be done all the same where that fails: FAILED then. Where every device has failed nothing is called: the
+# thread stands on none of them.
+cdef void guard_to_close(CopierData *copier, Guard *guard, Error *error) noexcept nogil
 cdef int64_t now() noexcept nogil

@@ -8,7 +8,7 @@ from strata_copy.abi cimport FAILED, OK, POISONED, Error
 from strata_copy.atomics cimport load_i32, store_i32
 from strata_copy.cudart cimport (
     Guard, cudaErrorInvalidValue, cudaErrorNotSupported, cudaEvent_t, cudaMemcpy3DPeerParms, cudaMemcpyAttributes, cudaMemcpyDefault,
-    cudaMemcpySrcAccessOrderStream, cudaStream_t, cuda_failed, is_sticky, rt,
+    cudaMemcpySrcAccessOrderStream, cudaStreamCaptureModeRelaxed, cudaStream_t, cudaSuccess, cuda_failed, guard_enter, is_sticky, rt,
 )
 from strata_copy.plan cimport MAX_DEVICES, Extent
 
@@ -313,6 +313,20 @@ cdef void poison_all(CopierData *copier, int32_t code) noexcept nogil:
     for d in range(copier.n_devices if copier.devices != NULL else 0):
         if load_i32(&copier.devices[d].poisoned) == 0:
             store_i32(&copier.devices[d].poisoned, code)
+
+
+cdef void guard_to_close(CopierData *copier, Guard *guard, Error *error) noexcept nogil:
+    cdef int32_t d
+    cdef int status = OK
+    guard.mode, guard.pending = cudaStreamCaptureModeRelaxed, cudaSuccess
+    for d in range(copier.n_devices if copier.devices != NULL else 0):
+        if load_i32(&copier.devices[d].poisoned) == 0:
+            status = guard_enter(guard, error)
+            break
+    if status == POISONED:
+        poison_all(copier, error.cuda_code)
+    elif status != OK:
+        error.status = FAILED
 
 
 cdef int64_t now() noexcept nogil:

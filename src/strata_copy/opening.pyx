@@ -1,8 +1,8 @@
 """Opening, linking and closing a copier, each on a thread of its own: they change the current device."""
 
-from strata_copy.abi cimport FAILED, OK, POISONED, Error
+from strata_copy.abi cimport FAILED, OK, POISONED, REFUSED, Error
 from strata_copy.copier cimport copier_close, copier_link, copier_open, stand_on_device
-from strata_copy.cudart cimport clear
+from strata_copy.cudart cimport clear, stand_on
 from strata_copy.lanes cimport poison_all
 from strata_copy.on_thread cimport OnThread
 from strata_copy.tickets cimport end_all, free_all
@@ -38,7 +38,8 @@ cdef class Work(OnThread):
     def open(self):
         cdef Error closing
         with nogil:
-            self.copier = copier_open(self.opening, &self.error)
+            if stand_on(self.opening.devices[0], REFUSED, &self.error) == OK:
+                self.copier = copier_open(self.opening, &self.error)
             if self.copier != NULL and worker_open(self.copier, self.opening, &self.error) != OK:
                 if self.error.status == POISONED:
                     poison_all(self.copier, self.error.cuda_code)
@@ -51,7 +52,8 @@ cdef class Work(OnThread):
 
     def link(self):
         with nogil:
-            copier_link(self.copier, self.source, self.target, self.p2p, &self.error)
+            if stand_on_device(self.copier, REFUSED, &self.error) == OK:
+                copier_link(self.copier, self.source, self.target, self.p2p, &self.error)
 
     def close(self):
         with nogil:

@@ -11,7 +11,7 @@ from libc.string cimport memset, strncpy
 from strata_copy.abi cimport OK, POISONED, REFUSED, Error
 from strata_copy.cudart cimport (
     Guard, clear, cudaErrorNotReady, cudaErrorPeerAccessAlreadyEnabled, cudaHostAllocPortable, cudaMemcpyDefault, cudaStreamNonBlocking,
-    cudaStream_t, cuda_failed, guard_enter, guard_leave, require_runtime, rt,
+    cudaStream_t, cuda_failed, guard_enter, guard_leave, require_runtime, rt, stand_on,
 )
 from strata_copy.lanes cimport now
 from strata_copy.on_thread cimport OnThread
@@ -139,19 +139,22 @@ cdef int prove_peer(PeerProof *proof, const int64_t *sizes, int32_t n_sizes, Err
     for i in range(n_sizes):
         trial.bytes = max(trial.bytes, sizes[i])
     proof.state = PEER_UNTRIED
-    status = guard_enter(&trial.guard, error)
-    if status != OK:
-        return status
-    status = prove(&trial, proof, sizes, n_sizes)
+    status = stand_on(proof.source, REFUSED, error)
+    if status == OK:
+        status = guard_enter(&trial.guard, error)
+        if status != OK:
+            return status
+        status = prove(&trial, proof, sizes, n_sizes)
+        guard_leave(&trial.guard, status, error)
     if status != POISONED and error.status != OK:
         if proof.reason[0] == 0:
             strncpy(proof.reason, error.text, PEER_REASON - 1)
         clear(error)            # a pair without P2P is no failure
-    return guard_leave(&trial.guard, POISONED if status == POISONED else OK, error)
+    return POISONED if status == POISONED else OK
 
 
 cdef int prove(Trial *trial, PeerProof *proof, const int64_t *sizes, int32_t n_sizes) noexcept nogil:
-    """OK where something is known of the pair, or the status of a call that failed."""
+    """On a thread that stands on the source's device. OK where something is known of the pair, or the status of a call that failed."""
     cdef int can = 0
     cdef bint ours = False
     cdef int32_t i
@@ -191,11 +194,8 @@ cdef void note_hung(const Trial *trial) noexcept nogil:
 
 cdef int enable(Trial *trial, PeerProof *proof, bint *ours) noexcept nogil:
     """Another's access is as good, and stays. What CUDA says of it is no failure, and so nobody's pending error."""
-    cdef int code
-    cdef int status = use(trial, 0)
-    if status != OK:
-        return status
-    code = rt.cudaDeviceEnablePeerAccess(proof.target, 0)
+    cdef int status
+    cdef int code = rt.cudaDeviceEnablePeerAccess(proof.target, 0)
     if code == cudaErrorPeerAccessAlreadyEnabled:
         if trial.guard.pending == 0:
             rt.cudaGetLastError()

@@ -100,7 +100,7 @@ def set_device(int device):
 
 @contextmanager
 def on_device(int device):
-    """Meanwhile another device is the thread's current one."""
+    """Meanwhile another device is the thread's current one. The one before is set again, which makes a context on it."""
     before = get_device()
     set_device(device)
     try:

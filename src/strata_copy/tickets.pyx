@@ -15,7 +15,8 @@ from strata_copy.cudart cimport (
     guard_enter, guard_leave, observed, outcome, published, rt,
 )
 from strata_copy.lanes cimport (
-    CLOSING, CopierData, DeviceLanes, Slot, SlotDevice, cudaEvent_t, device_drain, next_lane, now, poison_all, pthread_cond_broadcast,
+    CLOSING, CopierData, DeviceLanes, Slot, SlotDevice, cudaEvent_t, device_drain, guard_to_close, next_lane, now,
+    pthread_cond_broadcast,
     pthread_cond_t, pthread_cond_timedwait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t, pthread_cond_init,
     pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock,
 )
@@ -345,9 +346,8 @@ cdef void end_all(CopierData *copier) noexcept nogil:
     pthread_mutex_unlock(&copier.lock)
     worker_finish(copier)
     pthread_mutex_lock(&copier.lock)
-    if guard_enter(&guard, &ignored) == POISONED:
-        poison_all(copier, ignored.cuda_code)
-    for d in range(copier.n_devices):           # also where the guard failed otherwise
+    guard_to_close(copier, &guard, &ignored)
+    for d in range(copier.n_devices):
         if load_i32(&copier.devices[d].poisoned) == 0:
             device_drain(&copier.devices[d], &guard, &ignored)
     guard_leave(&guard, OK, &ignored)

@@ -18,7 +18,8 @@ from strata_copy.cudart cimport (
     observed, outcome, published, rt,
 )
 from strata_copy.lanes cimport (
-    CLOSED, LANES, PAUSE, Budget, CopierData, DeviceLanes, Extent, Slot, StageChunk, device_index, lane_stream, now, poison_all,
+    CLOSED, LANES, PAUSE, Budget, CopierData, DeviceLanes, Extent, Slot, StageChunk, device_index, guard_to_close, lane_stream, now,
+    poison_all,
     pthread_cond_broadcast, pthread_cond_init, pthread_cond_t, pthread_cond_timedwait, pthread_cond_wait, pthread_condattr_init,
     pthread_condattr_setclock, pthread_condattr_t, pthread_create, pthread_join,
     pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock, pthread_t, record, wait_event,
@@ -560,7 +561,6 @@ cdef void worker_close(CopierData *copier, Error *error) noexcept nogil:
     cdef Guard guard
     cdef int32_t i, d
     cdef bint alive = True
-    cdef int status
     if has_thread:
         pthread_mutex_lock(&bell_lock)
         stopping = True
@@ -571,11 +571,7 @@ cdef void worker_close(CopierData *copier, Error *error) noexcept nogil:
         helpers_close()
     elif rt.adopt_worker != NULL:
         rt.adopt_worker(NULL)
-    status = guard_enter(&guard, error)
-    if status == POISONED:
-        poison_all(copier, error.cuda_code)
-    elif status != OK:          # what follows has to be done all the same
-        error.status = FAILED
+    guard_to_close(copier, &guard, error)
     for d in range(copier.n_devices):
         alive = alive and load_i32(&copier.devices[d].poisoned) == 0
     for i in range(MAX_JOBS):
