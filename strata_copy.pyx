@@ -45,8 +45,8 @@ from strata_copy.raising cimport raise_error
 from strata_copy.states cimport MAX_TICKETS, VISIBLE, StateData, check_places, state_drop, state_new
 from strata_copy.submit cimport adopt_plan, submit_plan
 from strata_copy.tickets cimport (
-    of_hook, reset_state, state_users, ticket_look, ticket_poll, ticket_release, ticket_sync, ticket_wait_done, ticket_wait_layer,
-    tickets_finished,
+    check_not_default, of_hook, reset_state, state_users, ticket_look, ticket_poll, ticket_release, ticket_sync, ticket_wait_done,
+    ticket_wait_layer, tickets_finished,
 )
 from strata_copy.values cimport RequestValues, fill_marks, fill_place, fill_request, fill_way
 from strata_copy.worker cimport ticket_cancel
@@ -968,12 +968,14 @@ cdef class Ticket:
         cdef void *stream_handle = <void *><size_t>handle(stream)
         cdef int64_t ns = nanoseconds(timeout)
         cdef int status
+        clear(&error)
+        if check_not_default(stream_handle, &error) != OK:      # whatever the ticket's state: it must not depend on the time
+            raise_error(&error)
         self._look()
         if self.failure is not None:
             raise self.failure
         if self.status == OK:       # the bytes have landed
             return True
-        clear(&error)
         with nogil:
             status = (ticket_wait_done(self.ticket, stream_handle, ns, &error) if layer < 0 else
                       ticket_wait_layer(self.ticket, layer, stream_handle, ns, &error))

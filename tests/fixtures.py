@@ -1,6 +1,7 @@
 """A small conversation in five K/V formats, and memory for it that knows what it should hold."""
 
 import ctypes
+import functools
 import mmap
 import os
 import subprocess
@@ -282,18 +283,24 @@ class Scene:
 
 class Held:
     """`wait` is for `after`: what waits for it is not done until `open`. With CUDA that is a stream with work for a
-    tenth of a second and more; the host runtime in scheduled mode does nothing by itself."""
+    tenth of a second and more, from when `wait` is first asked for: a copier may take as long to open. The host runtime
+    in scheduled mode does nothing by itself."""
 
     SIZE, TIMES = 64 << 20, 96
 
     def __init__(self):
-        self.wait, self.memory = SYNCED, ()
+        self.memory = ()
         if not HOST:
             self.stream = runtime.stream_create()
-            self.wait = sc.Stream(self.stream)
             self.memory = runtime.host_alloc(self.SIZE), runtime.malloc(self.SIZE)
-            for _ in range(self.TIMES):
-                runtime.memcpy_async(self.memory[1], self.memory[0], self.SIZE, self.stream)
+
+    @functools.cached_property
+    def wait(self):
+        if not self.memory:
+            return SYNCED
+        for _ in range(self.TIMES):
+            runtime.memcpy_async(self.memory[1], self.memory[0], self.SIZE, self.stream)
+        return sc.Stream(self.stream)
 
     def open(self):
         if self.memory:

@@ -97,13 +97,35 @@ def test_a_wait_on_a_capturing_stream_is_refused(held, scene, mode, wait):
 @pytest.mark.parametrize("stream", [0, 1, 2])
 @pytest.mark.parametrize("wait", ["wait_layer", "wait_done", "wait_source"])
 def test_a_wait_on_a_default_stream_is_refused(held, scene, wait, stream):
+    """Whether the copy has ended or not: the time does not tell."""
     ticket = scene.submit(after=held.wait)
+    check_refused(ticket, wait, stream)
+    held.open()
+    assert ticket.sync(timeout=60)
+    check_refused(ticket, wait, stream)
+
+
+@pytest.mark.parametrize("stream", [0, 1, 2])
+@pytest.mark.parametrize("wait", ["wait_layer", "wait_done", "wait_source"])
+def test_a_wait_of_a_fed_ticket_on_a_default_stream_is_refused(held, memory, wait, stream):
+    """Before it is queued, and once it was cancelled."""
+    source, target = memory(small_layout(), 1), memory(small_layout(), 2, "pinned")
+    with sc.Copier(tickets=4, layer_events=24, chunk=2000, window=1) as copier:
+        ticket = copier.submit(source.state, target.state, upto=41, after=held.wait, feed=True)
+        check_refused(ticket, wait, stream)
+        assert ticket.cancel()
+        check_refused(ticket, wait, stream)
+        held.open()
+        with pytest.raises(sc.Cancelled):
+            ticket.sync(timeout=60)
+        check_refused(ticket, wait, stream)
+
+
+def check_refused(ticket, wait, stream):
     with pytest.raises(sc.Refused) as refused:
         getattr(ticket, wait)(*([1] if wait == "wait_layer" else []), stream)
     assert refused.value.reason == "stream"
     assert f"stream {stream} is a default stream" in str(refused.value)
-    held.open()
-    assert ticket.sync(timeout=60)
 
 
 class CaptureElsewhere:

@@ -1,5 +1,6 @@
 """Modules of another project, in Cython, C and C++, built against this one and used."""
 
+import functools
 import importlib.util
 import os
 import shutil
@@ -258,10 +259,19 @@ def test_a_layer_that_the_ticket_has_not_is_refused(held, consumer, scene, strea
     for layer in (-1, 4):
         assert flight.wait_layer(layer, stream) == REFUSED
         assert flight.said[1] == f"layer {layer} of a ticket with 4"
-    for default in (0, 1, 2):
-        assert flight.wait_layer(0, default) == REFUSED
-        assert flight.said[0] == STREAM
     assert flight.sync() == OK
+    flight.release()
+
+
+def test_a_wait_on_a_default_stream_is_refused_in_every_state(consumer, scene):
+    flight = consumer.Flight()
+    assert flight.submit(plan_of(scene), 9) == OK
+    for _ in range(2):  # the copy may be in flight, then it has ended
+        for default in (0, 1, 2):
+            for wait in (functools.partial(flight.wait_layer, 0), flight.wait_done):
+                assert wait(default) == REFUSED
+                assert flight.said[0] == STREAM
+        assert flight.sync() == OK
     flight.release()
 
 
@@ -287,6 +297,7 @@ def test_a_layer_that_is_not_queued_yet_is_waited_for_or_said_to_be_late(consume
             while flight.value == 0 or flight.poll()[1] < 1:
                 assert time.monotonic() < until
             assert flight.wait_layer(0, stream) == OK
+            assert flight.wait_layer(999, 0) == REFUSED
             assert flight.wait_layer(999, stream) == AGAIN
             assert flight.wait_layer(999, stream, 5_000_000) == AGAIN
             assert flight.wait_done(stream, 1000) == AGAIN

@@ -13,7 +13,7 @@ from strata_copy.lanes cimport MAX_AFTER, OPEN, CopierData, device_index
 from strata_copy.plan cimport PlanData, units_to_move
 from strata_copy.states cimport StateData
 from strata_copy.submit cimport Submission
-from strata_copy.tickets cimport check_stream
+from strata_copy.tickets cimport check_not_capturing, check_not_default
 
 
 cdef int check_open(const CopierData *copier, uint64_t number, Error *error) noexcept nogil:
@@ -102,7 +102,9 @@ cdef int check_waits(Submission *s) noexcept nogil:
                 s.error.device = wait.device
                 return outcome(s.error, REFUSED, REASON_STREAM, "wait %u: a stream of device %d, which the copier has not open", i,
                                wait.device)
-            status = check_stream(wait.handle, &s.guard, s.error)
+            status = check_not_default(wait.handle, s.error)
+            if status == OK:
+                status = check_not_capturing(wait.handle, &s.guard, s.error)
         elif wait.kind == WAIT_EVENT and wait.handle != NULL:
             status = check_event(s, i, wait)
         else:

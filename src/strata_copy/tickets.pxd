@@ -60,5 +60,6 @@ cdef void end_all(CopierData *copier) noexcept nogil
 # Frees every slot, released or not, once no thread looks at it any more: the last thing before the copier closes.
 cdef void free_all(CopierData *copier) noexcept nogil
 
-# REFUSED where a stream that somebody named may not be used: a default stream, or one that captures.
-cdef int check_stream(void *stream, const Guard *guard, Error *error) noexcept nogil
+# REFUSED where a stream that somebody named may not be used: a default stream, without any call; one that captures.
+cdef int check_not_default(void *stream, Error *error) noexcept nogil
+cdef int check_not_capturing(void *stream, const Guard *guard, Error *error) noexcept nogil

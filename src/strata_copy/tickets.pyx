@@ -62,15 +62,15 @@ cdef void unpin(Slot *slot) noexcept nogil:
 
 cdef int ticket_wait_layer(Ticket ticket, int32_t layer, void *stream, int64_t timeout_ns, Error *error) noexcept nogil:
     cdef Slot *slot = pin(ticket)
-    cdef int status
+    cdef int status = REFUSED
     if slot == NULL:
         return no_ticket(ticket, error)
     if in_hook():
-        status = of_hook("wait_layer", error)
+        of_hook("wait_layer", error)
     elif not 0 <= layer < slot.n_layers:
         error.wanted, error.found = layer, slot.n_layers
-        status = outcome(error, REFUSED, REASON_MARK, "layer %d of a ticket with %d", layer, slot.n_layers)
-    else:
+        outcome(error, REFUSED, REASON_MARK, "layer %d of a ticket with %d", layer, slot.n_layers)
+    elif check_not_default(stream, error) == OK:
         status = wait_queued(slot, layer + 1, timeout_ns, error)
     if status == OK:
         status = wait_layer_events(slot, layer, stream, error)
@@ -80,10 +80,13 @@ cdef int ticket_wait_layer(Ticket ticket, int32_t layer, void *stream, int64_t t
 
 cdef int ticket_wait_done(Ticket ticket, void *stream, int64_t timeout_ns, Error *error) noexcept nogil:
     cdef Slot *slot = pin(ticket)
-    cdef int status
+    cdef int status = REFUSED
     if slot == NULL:
         return no_ticket(ticket, error)
-    status = of_hook("wait_done", error) if in_hook() else wait_queued(slot, slot.n_layers + 1, timeout_ns, error)
+    if in_hook():
+        of_hook("wait_done", error)
+    elif check_not_default(stream, error) == OK:
+        status = wait_queued(slot, slot.n_layers + 1, timeout_ns, error)
     if status == OK:
         status = wait_end_events(slot, stream, error)
     unpin(slot)
@@ -373,14 +376,17 @@ cdef void free_all(CopierData *copier) noexcept nogil:
                 nap(NAP_NS)     # another thread is inside a wait or sync, which end now that the ticket has
 
 
-cdef int check_stream(void *stream, const Guard *guard, Error *error) noexcept nogil:
+cdef int check_not_default(void *stream, Error *error) noexcept nogil:
+    if <size_t>stream > 2:
+        return OK
+    error.found = <int64_t><size_t>stream
+    return outcome(error, REFUSED, REASON_STREAM, "stream %ld is a default stream, which holds up others and may not be queried "
+                   "while they capture: name a stream of your own, or use sync", error.found)
+
+
+cdef int check_not_capturing(void *stream, const Guard *guard, Error *error) noexcept nogil:
     cdef cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone
-    cdef int code
-    if <size_t>stream <= 2:
-        error.found = <int64_t><size_t>stream
-        return outcome(error, REFUSED, REASON_STREAM, "stream %ld is a default stream, which holds up others and may not be queried "
-                       "while they capture: name a stream of your own, or use sync", error.found)
-    code = rt.cudaStreamIsCapturing(stream, &capturing)
+    cdef int code = rt.cudaStreamIsCapturing(stream, &capturing)
     if code != 0:
         return cuda_failed(REFUSED, code, "cudaStreamIsCapturing", -1, guard, error)
     if capturing != cudaStreamCaptureStatusNone:
@@ -444,7 +450,7 @@ cdef int wait_layer_events(Slot *slot, int32_t layer, void *stream, Error *error
     cdef uint64_t bundles
     cdef int status
     guard.pending = rt.cudaPeekAtLastError()
-    status = check_stream(stream, &guard, error)
+    status = check_not_capturing(stream, &guard, error)
     for d in range(copier.n_devices):
         share, events = &slot.devices[d], &slot.events[d * copier.layer_events]
         if not share.used:
@@ -473,7 +479,7 @@ cdef int wait_end_events(Slot *slot, void *stream, Error *error) noexcept nogil:
     cdef int32_t d
     cdef int status
     guard.pending = rt.cudaPeekAtLastError()
-    status = check_stream(stream, &guard, error)
+    status = check_not_capturing(stream, &guard, error)
     for d in range(copier.n_devices):
         if status == OK and slot.devices[d].used:
             status = stream_waits(stream, slot.devices[d].done, &guard, error)
