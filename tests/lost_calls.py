@@ -103,7 +103,7 @@ def run(scene, route, lost=None, together=False, late=0):
     kinds = {**ROUTES, **STAGED_ROUTES}[route]
     a, b, c = (Memory(LAYOUT, n, kind, together=together) for n, kind in enumerate(kinds, 1))
     devices = (0, 1) if route in ("peer", "relay") else (0,)
-    how = {"chunk": CHUNK, "window": 1000, "pinned_memory": 4 * CHUNK, "relay_memory": 4 * 2048, "patience": 3600}
+    how = {"chunk": CHUNK, "window": 4000, "pinned_memory": 4 * CHUNK, "relay_memory": 4 * 2048, "patience": 3600}
     with small_proof(), sc.Copier(devices, tickets=4, layer_events=24, **how) as copier:
         before, asked = len(host_runtime.orders()), host_runtime.calls()["cudaEventQuery"]
         if lost:

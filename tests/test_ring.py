@@ -191,7 +191,7 @@ def one_copy(slots, feed, lost=None):
     """Violations, and the calls that tie the lanes, of a copy with one of them lost."""
     host_runtime.configure(devices=1, seed=3)
     a, b = (Memory(LAYOUT, tag, "pinned") for tag in (1, 2))
-    with ring_of(slots, chunk=100, window=1000) as copier:
+    with ring_of(slots, chunk=100, window=10000) as copier:
         lanes = Lanes(copier)
         plan = copier.plan(a.state, b.state)
         if lost:

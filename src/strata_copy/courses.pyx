@@ -7,8 +7,9 @@ from strata_copy.abi cimport FAILED, OK, REASON_HOOK, WAIT_EVENT, Error, Request
 from strata_copy.atomics cimport add_i64, load_i32, store_i32, store_u64
 from strata_copy.cudart cimport Guard, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, outcome, rt
 from strata_copy.lanes cimport (
-    ENDS, IN_LANE, LANES, LOCAL_LANES, OUT_LANE, PAUSE, PEER_CHUNKS, PEER_LANE, RELAY_LANE, CopierData, DeviceLanes, Lane, Slot, SlotDevice,
-    device_index, lane_copy, lane_flush, lane_ready, lane_stream, next_lane, record, ring_copy, ring_flush, ring_ready, wait_event,
+    ENDS, IN_LANE, LANES, LOCAL_LANES, OUT_LANE, PAUSE, PEER_CHUNKS, PEER_LANE, RELAY_LANE, CopierData, DeviceLanes, Lane, Slot,
+    SlotDevice, bytes_in, device_index, lane_copy, lane_flush, lane_ready, lane_stream, next_lane, record, ring_copy, ring_flush,
+    ring_ready, wait_event,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
@@ -106,6 +107,10 @@ cdef uint64_t lanes_of_plan(const PlanData *plan, int32_t d) noexcept nogil:
             lanes |= (bit(LOCAL_LANES) - 1 if part.route == ROUTE_LOCAL else bit(IN_LANE) | bit(OUT_LANE) if part.route == ROUTE_RING else
                       bit(part.lane))
     return lanes
+
+
+cdef int64_t course_room(const Course *course) noexcept nogil:
+    return bytes_in(&course.device.lanes[course.only]) if 0 <= course.only < RELAY_LANE else <int64_t>1 << 62
 
 
 cdef int64_t chunk_of_plan(const CopierData *copier, const PlanData *plan, int32_t d) noexcept nogil:

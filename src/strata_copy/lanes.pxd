@@ -236,6 +236,12 @@ cdef inline void spend(Budget *budget, int64_t *into, int64_t bytes) noexcept no
     into[0] += bytes
     budget.bytes -= bytes
     budget.calls -= 1
+# Bytes that a lane takes before it changes streams.
+cdef inline int64_t bytes_in(const Lane *lane) noexcept nogil:
+    cdef int64_t left = lane.chunk - lane.in_chunk
+    if not lane.paired:
+        return <int64_t>1 << 62
+    return left if left > 0 else lane.chunk
 cdef inline cudaStream_t lane_stream(const Lane *lane) noexcept nogil:
     return lane.streams[lane.turn]
 cdef int record(const DeviceLanes *device, cudaEvent_t event, cudaStream_t stream, const Guard *guard, Error *error) noexcept nogil

@@ -156,14 +156,6 @@ cdef void cut(const Extent *extent, int64_t into, int64_t most, int64_t max_pitc
         piece.width = min(extent.width - column, most)
 
 
-cdef inline int64_t bytes_in(const Lane *lane) noexcept nogil:
-    """Bytes that the lane takes before it changes streams."""
-    cdef int64_t left = lane.chunk - lane.in_chunk
-    if not lane.paired:
-        return <int64_t>1 << 62
-    return left if left > 0 else lane.chunk
-
-
 cdef int copy_piece(DeviceLanes *device, Lane *lane, const Extent *piece, const Guard *guard, Error *error) noexcept nogil:
     cdef int code = lane_ready(device, lane, guard, error)
     if code != OK:

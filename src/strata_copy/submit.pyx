@@ -140,7 +140,8 @@ cdef int measure(Submission *s) noexcept nogil:
         s.staged = s.staged or part.route == ROUTE_STAGE or part.route == ROUTE_UNSTAGE
         if part.other >= 0:
             s.others |= <uint32_t>1 << part.other_number
-        if part.route == ROUTE_PEER:        # so fast that it is never long
+        if part.route == ROUTE_PEER:
+            bytes[d] += size // PEER_CHUNKS     # as long as so many over PCIe
             calls[d] += size // (PEER_CHUNKS * s.copier.chunk)
         elif part.route != ROUTE_LOCAL:
             bytes[d] += size

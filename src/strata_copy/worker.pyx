@@ -11,7 +11,7 @@ from strata_copy.abi cimport (
 from strata_copy.atomics cimport add_i64, load_i32, store_i32
 from strata_copy.copier cimport free_event, free_stream, make_event, make_stream, stand_on_device, the_tables
 from strata_copy.courses cimport (
-    chunk_of_plan, course_begin, course_cut, course_go, course_tell, course_touch, in_hook, lanes_of_plan,
+    chunk_of_plan, course_begin, course_cut, course_go, course_room, course_tell, course_touch, in_hook, lanes_of_plan,
 )
 from strata_copy.cudart cimport (
     Guard, clear, cudaErrorNotReady, cudaEventDisableTiming, cudaEvent_t, cuda_failed, guard_enter, guard_leave,
@@ -99,7 +99,8 @@ cdef int feed(Job *job, Submission *s) noexcept nogil:
 
 
 cdef int begin_here(Job *job, Submission *s) noexcept nogil:
-    """The first window, where nothing is in its way: so the first layer does not wait for the worker to wake."""
+    """The first chunks, where nothing is in their way, so that the first layer does not wait for the worker to wake. It has a millisecond
+    for that."""
     cdef uint64_t taken[MAX_DEVICES]
     cdef int32_t i
     if not can_begin(s.copier, job):
@@ -109,7 +110,7 @@ cdef int begin_here(Job *job, Submission *s) noexcept nogil:
     for i in range(MAX_JOBS):
         if jobs[i].slot != NULL and &jobs[i] != job and before(&jobs[i], job):
             take_lanes(s.copier, &jobs[i], taken)
-    return go_on(s.copier, job, taken, &s.guard, s.error)
+    return go_on(s.copier, job, taken, True, &s.guard, s.error)
 
 
 cdef void keep_request(Job *job, Submission *s) noexcept nogil:
@@ -238,7 +239,7 @@ cdef void step_job(CopierData *copier, Job *job, uint64_t *taken, const Guard *g
         elif load_i32(&slot.verdict) != OK:
             status = cut(copier, job, guard, error)
         else:
-            status = go_on(copier, job, taken, guard, error)
+            status = go_on(copier, job, taken, False, guard, error)
             if status == OK and load_i32(&slot.status) == QUEUING:
                 take_lanes(copier, job, taken)
     if status != OK:
@@ -280,8 +281,8 @@ cdef void take_lanes(CopierData *copier, const Job *job, uint64_t *taken) noexce
             taken[d] |= lanes_of_plan(job.slot.plan, d)
 
 
-cdef int go_on(CopierData *copier, Job *job, const uint64_t *taken, const Guard *guard, Error *error) noexcept nogil:
-    """Queues on each device what its window has room for."""
+cdef int go_on(CopierData *copier, Job *job, const uint64_t *taken, bint begins, const Guard *guard, Error *error) noexcept nogil:
+    """Queues on each device what its window has room for. begins: a quarter of that, for a caller waits."""
     cdef Slot *slot = job.slot
     cdef int32_t d, queueing = 0
     cdef bint clear_way
@@ -293,7 +294,7 @@ cdef int go_on(CopierData *copier, Job *job, const uint64_t *taken, const Guard 
         # Who has the staging goes on in any case: an earlier job may wait for it.
         clear_way = taken[d] & lanes_of_plan(slot.plan, d) == 0 or copier.devices[d].staging.owner == job.ticket
         if clear_way and status == OK:
-            status = fill_window(copier, job, &job.legs[d], guard, error)
+            status = fill_window(job, &job.legs[d], begins, guard, error)
         queueing += not job.legs[d].course.ended
     if status == OK and queueing == 0:
         slot.submitted = max(slot.submitted, slot.started)
@@ -302,15 +303,15 @@ cdef int go_on(CopierData *copier, Job *job, const uint64_t *taken, const Guard 
     return status
 
 
-cdef int fill_window(CopierData *copier, Job *job, Leg *leg, const Guard *guard, Error *error) noexcept nogil:
+cdef int fill_window(Job *job, Leg *leg, bint begins, const Guard *guard, Error *error) noexcept nogil:
     cdef Window *window = &leg.window
-    cdef int64_t most
+    cdef int64_t most, ahead = min(leg.ahead, max(leg.ahead // 4, 2 * leg.step)) if begins else leg.ahead
     cdef Budget budget
     cdef int status = OK
     leg.course.units = job.units        # a plan that was made since may have moved them
     while status == OK and not leg.course.ended and window.n < MAX_MARKERS and window.calls_ahead < CALLS_AHEAD:
         # Two steps a window at least, so that there is something to do while one of them is looked at.
-        most = min(leg.step, max(leg.ahead // 2, 1), leg.ahead - window.bytes_ahead)
+        most = min(leg.step, max(ahead // 2, 1), ahead - window.bytes_ahead, course_room(&leg.course))
         if most <= 0:
             break
         budget.bytes, budget.calls, budget.layers = most, CALLS_OF_A_STEP, 1 << 30
