@@ -1,6 +1,6 @@
 """What the benchmarks of one process share, for it takes long to make: the copier, filled sessions, the ceilings."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -29,6 +29,7 @@ class Setting:
         self.reached: dict[Session, int] = {}  # the most tokens that were copied into each target since it was filled
         self._sessions: dict[tuple[str, str, str, int], Session] = {}
         self._stream_on = {0: self.streams[0]}
+        self._more: list[int] = []
 
     def sessions(self, format: str, length: str, *wanted: tuple[str, str] | tuple[str, str, int]) -> list[Session]:
         """Filled sessions of a format that hold a length. wanted: (kind, role), and the device if it is not 0; the same
@@ -88,10 +89,18 @@ class Setting:
                 self._stream_on[device] = runtime.stream_create()
         return self._stream_on[device]
 
+    def streams_on(self, devices: Sequence[int], n: int) -> list[list[int]]:
+        """n times a stream of each device."""
+        for device in devices * n:
+            with runtime.on_device(device):
+                self._more.append(runtime.stream_create())
+        made = self._more[-len(devices) * n :]
+        return [made[i : i + len(devices)] for i in range(0, len(made), len(devices))]
+
     def close(self) -> None:
         self.copier.close()
         self.ceilings.close()
-        for stream in {*self.streams, *self._stream_on.values()}:
+        for stream in {*self.streams, *self._stream_on.values(), *self._more}:
             runtime.stream_destroy(stream)
         for session in self._sessions.values():
             session.free()

@@ -1,6 +1,7 @@
 """Whole conversations from slot to slot and between slot and pinned memory, as shares of what the hardware gives."""
 
 import statistics
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from common.report import Figure, Result, spread
 from common.setting import Case, Setting, verify
 from copies.latency import Watch
 from copies.loops import by_library, by_streams
+from strata_copy import runtime
 
 LOCAL, PINNED, BOTH_WAYS = 0.82, 0.98, 0.95  # goals: shares of the ceiling
 FIRST_LAYER = 0.5  # ms
@@ -73,6 +75,18 @@ class Bench:
         bytes = sum(case.bytes for case in cases)
         click.echo(f"{name}: {bytes / statistics.median(times):.2f} GB/s", err=True)
         self.timed.append((name, bytes, way, goal, times, by_sync))
+
+    def long_copies(self, name: str, copies: Sequence[tuple[int, int, int, int]], way: str) -> None:
+        """(target, source, bytes, stream) each by one cudaMemcpyAsync, all at once, not verified: what the memory gives."""
+        times = []
+        for _ in range(self.warm_up + self.repetitions):
+            start = time.perf_counter_ns()
+            for target, source, bytes, stream in copies:
+                runtime.memcpy_async(target, source, bytes, stream)
+            for *_, stream in copies:
+                runtime.stream_synchronize(stream)
+            times.append(time.perf_counter_ns() - start)
+        self.timed.append((name, sum(bytes for _, _, bytes, _ in copies), way, None, times[self.warm_up :], []))
 
     def timed_and_verified(self, name: str, cases: Sequence[Case], repetitions: int) -> list[int]:
         """ns of each repetition of all cases at once."""

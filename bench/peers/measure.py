@@ -151,6 +151,12 @@ def split(bench: Bench, format: str, length: str) -> None:
         )
         with ThreadPoolExecutor() as threads:
             list(threads.map(Session.fill, (slot, other, pinned, image)))
+        ways = {"both GPUs -> pinned": [(slot, image)], "pinned -> both GPUs": [(pinned, other)]}
+        ways["both at once"] = [*ways["both GPUs -> pinned"], *ways["pinned -> both GPUs"]]
+        for (way, pairs), ceiling in zip(ways.items(), ("out of both", "into both", "four_way"), strict=True):
+            bench.long_copies(f"the same memory by one long copy each, {way}", blocks_of(setting, pairs), ceiling)
+        for session in (image, other):
+            session.fill()
         out, back = Case(setting, slot, image, upto), Case(setting, pinned, other, upto)
         name = f"{format}, {upto} tokens"
         bench.measure(f"both GPUs -> pinned, {name}", [out], "out of both", SPLIT)
@@ -158,6 +164,15 @@ def split(bench: Bench, format: str, length: str) -> None:
         bench.measure(f"both at once, {name}", [out, back], "four_way", SPLIT_BOTH)
         for session in (slot, other, pinned, image):
             setting.reached.pop(session, None)
+
+
+def blocks_of(setting: Setting, pairs: list[tuple[Session, Session]]) -> list[tuple[int, int, int, int]]:
+    """(target, source, bytes, stream) of each allocation of pairs of sessions laid out alike; streams of its device."""
+    return [
+        (target.address(b.begin), source.address(b.begin), b.end - b.begin, stream)
+        for (source, target), streams in zip(pairs, setting.streams_on(PAIR, len(pairs)), strict=True)
+        for b, stream in zip(source.blocks, streams, strict=True)
+    ]
 
 
 def compared(bench: Bench) -> list[Figure]:

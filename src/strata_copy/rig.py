@@ -55,8 +55,8 @@ class Session:
     number: what `fill` makes its content from. guard: bytes, at least.
 
     Parts begin at multiples of 256 bytes: `regions` says where, in the order of layout.parts, by offsets that count
-    through all allocations, `bytes` in all. It has no content before `fill`. `free` it once no copy uses it, or use
-    `with`.
+    through all allocations, `bytes` in all; `blocks` are the allocations. It has no content before `fill`. `free` it
+    once no copy uses it, or use `with`.
     Raises CudaError without memory, ValueError for another kind.
     """
 
@@ -75,12 +75,12 @@ class Session:
             (kind if isinstance(kind, str) else kind(part), device if isinstance(device, int) else device(part))
             for part in layout.parts
         ]
-        self.regions, self._blocks = _regions(layout, _marks(capacity), guard, wheres)
-        self.bytes = self._blocks[-1].end
+        self.regions, self.blocks = _regions(layout, _marks(capacity), guard, wheres)
+        self.bytes = self.blocks[-1].end
         self._memory: list[np.ndarray] = []
         self._addresses: list[int] = []
         try:
-            for block in self._blocks:
+            for block in self.blocks:
                 self._addresses.append(self._allocate(block))
             self.places = tuple(
                 Place(base=self.address(region.offset), units=region.units, kind=part_kind, device=part_device)
@@ -106,7 +106,7 @@ class Session:
 
     def address(self, offset: int) -> int:
         """Where the byte at `offset` is."""
-        return next(a + offset - b.begin for a, b in zip(self._addresses, self._blocks, strict=True) if offset < b.end)
+        return next(a + offset - b.begin for a, b in zip(self._addresses, self.blocks, strict=True) if offset < b.end)
 
     def read(self, offset: int, n: int) -> np.ndarray:
         """`n` bytes from `offset` on, as a uint8 array of its own. Blocks."""
@@ -134,7 +134,7 @@ class Session:
 
     def free(self) -> None:
         """Gives the memory back; twice is allowed."""
-        for address, block in zip(self._addresses, self._blocks, strict=False):
+        for address, block in zip(self._addresses, self.blocks, strict=False):
             if block.kind == "device":
                 runtime.free(address)
             elif block.kind == "pinned":
@@ -143,7 +143,7 @@ class Session:
 
     def _pieces_of(self, offset: int, data: np.ndarray) -> Iterator[tuple[Block, int, np.ndarray]]:
         """Block, address and view of the parts of `data` that lie in one allocation each."""
-        for block in self._blocks:
+        for block in self.blocks:
             begin, end = max(offset, block.begin), min(offset + data.size, block.end)
             if begin < end:
                 yield block, self.address(begin), data[begin - offset : end - offset]
