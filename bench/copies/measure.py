@@ -77,7 +77,7 @@ class Bench:
         self.timed.append((name, bytes, way, goal, times, by_sync))
 
     def long_copies(self, name: str, copies: Sequence[tuple[int, int, int, int]], way: str) -> None:
-        """(target, source, bytes, stream) each by one cudaMemcpyAsync, all at once, not verified: what the memory gives."""
+        """Each (target, source, bytes, stream) by one cudaMemcpyAsync, all at once, unverified: what memory gives."""
         times = []
         for _ in range(self.warm_up + self.repetitions):
             start = time.perf_counter_ns()
