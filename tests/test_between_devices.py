@@ -402,11 +402,15 @@ def test_a_long_kernel_holds_up_no_copies_between_others(matrix):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize(("slots", "shared"), [(4, 1 << 14), (2, 1 << 13), (3, 3 << 12)])
-def test_a_ring_shares_what_it_holds_while_others_are_in_use(slots, shared):
-    """Alone it takes whole slots, all of them; beside another one half of their bytes, in two slots at least."""
-    layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=1 << 12, growth=sc.Growth.linear())])
-    slot, upto = 1 << 14, (64,)
+@pytest.mark.parametrize(
+    ("slots", "slot", "shared"),
+    [(4, 1 << 14, 1 << 14), (2, 1 << 14, 1 << 13), (3, 1 << 14, 3 << 12), (4, 8 << 20, 4 << 20), (8, 2 << 20, 2 << 20)],
+)
+def test_a_ring_shares_what_it_holds_while_others_are_in_use(slots, slot, shared):
+    """Alone it takes whole slots, all of them; beside another one half of their bytes: in all slots where each still has
+    4 MiB, in two where it has less."""
+    layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=slot // 4, growth=sc.Growth.linear())])
+    upto = (20,)
 
     def sizes(together):
         host_runtime.configure(devices=2, seed=1, peers=[])
@@ -421,9 +425,9 @@ def test_a_ring_shares_what_it_holds_while_others_are_in_use(slots, shared):
         assert differences(b, after_copy(a, b, upto)) == []
         return found
 
-    assert sizes(together=False) == {slot: 2 * 16}
+    assert sizes(together=False) == {slot: 2 * 5}
     # The first ticket was queued whole while it was alone.
-    assert sizes(together=True) == Counter({slot: 2 * 16}) + Counter(both_hops(16 * slot, shared))
+    assert sizes(together=True) == Counter({slot: 2 * 5}) + Counter(both_hops(5 * slot, shared))
 
 
 def both_hops(bytes, slot):

@@ -17,6 +17,7 @@ cdef extern from *:
 
 cdef enum:
     ALIGNMENT = 512         # of pieces in a slot of a ring
+    SHARED_SLOT = 4 << 20   # both ways at once between two H200s: 4 slots of 4 MiB 92 GB/s, 2 of 8 91, 2 of 4 87, 4 of 8 71
 
 # Of all copies of one call, from its first on: sources are read when the stream is there.
 cdef cudaMemcpyAttributes in_stream_order
@@ -80,16 +81,20 @@ cdef inline bint alone(const CopierData *copier, const Ring *ring) noexcept nogi
 
 cdef inline int64_t slot_room(const CopierData *copier, const Ring *ring) noexcept nogil:
     """Bytes that a slot takes. Rings between devices are fastest while what they hold together stays in the processor's cache: several
-    in flight share what one has alone."""
+    in flight share what one has alone, in all their slots, or in two where those would be short."""
+    cdef int64_t share
     if alone(copier, ring):
         return ring.slot_bytes
-    return max(min(ring.slot_bytes, ring.slots * ring.slot_bytes // (depth(copier, ring) * copier.relays_in_flight))
-               & ~<int64_t>(ALIGNMENT - 1), <int64_t>ALIGNMENT)
+    share = ring.slots * ring.slot_bytes // copier.relays_in_flight
+    return max(min(ring.slot_bytes, max(share // ring.slots, min(share // 2, SHARED_SLOT))) & ~<int64_t>(ALIGNMENT - 1),
+               <int64_t>ALIGNMENT)
 
 
 cdef inline int32_t depth(const CopierData *copier, const Ring *ring) noexcept nogil:
     """Slots in use: two at least, so that one is filled while the other is emptied."""
-    return ring.slots if alone(copier, ring) else min(ring.slots, max(2, ring.slots // copier.relays_in_flight))
+    if alone(copier, ring):
+        return ring.slots
+    return <int32_t>min(ring.slots, max(2, ring.slots * ring.slot_bytes // (copier.relays_in_flight * slot_room(copier, ring))))
 
 
 cdef int ring_ready(Ring *ring, const Guard *guard, Error *error) noexcept nogil:
