@@ -220,3 +220,33 @@ def test_where_one_call_for_many_copies_is_refused_each_is_made_by_itself(apart,
         target.fill()
         assert peer_calls(plan)[:2] == (0, single)
     assert differences(target, after_copy(source, target, UPTO)) == []
+
+
+def test_the_one_call_for_many_copies_is_tried_again_after_a_copy_to_a_wrong_address(apart, memory):
+    """It is refused for that, as the copies by themselves are: the next ones are none of these."""
+    source, target = apart
+    gone = memory(LAYOUT, 3, device=1, together=False)
+    with sc.Copier((0, 1), tickets=2, layer_events=24) as copier:
+        plan, wrong = (copier.plan(source.state, one.state) for one in (target, gone))
+        host_runtime.fail("cudaMemcpyBatchAsync", 1, 1)
+        host_runtime.fail("cudaMemcpyPeerAsync", 2, 1)
+        with pytest.raises(sc.Failed):
+            wrong.submit(UPTO, after=SYNCED)
+        host_runtime.clear_faults()
+        assert peer_calls(plan)[0] >= 1
+    assert differences(target, after_copy(source, target, UPTO)) == []
+
+
+def test_an_error_of_other_code_stays_pending_where_one_call_for_many_copies_would_be_refused(apart):
+    source, target = apart
+    with sc.Copier((0, 1), tickets=2, layer_events=24) as copier:
+        plan = copier.plan(source.state, target.state)
+        with pytest.raises(runtime.CudaError):
+            runtime.set_device(99)
+        host_runtime.fail("cudaMemcpyBatchAsync", 1, 801)
+        assert plan.submit(UPTO, after=SYNCED).sync()
+        host_runtime.clear_faults()
+        assert runtime.get_last_error() == 101
+        target.fill()
+        assert peer_calls(plan)[0] >= 1
+    assert differences(target, after_copy(source, target, UPTO)) == []

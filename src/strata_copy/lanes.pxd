@@ -72,7 +72,7 @@ cdef struct Lane:
     cudaStream_t finish         # of a lane between devices: as DeviceLanes.finish, for tickets that use it
     # Of a peer lane: copies that are not queued yet, so that one call queues them.
     int32_t gathered
-    bint singly                 # that call was refused
+    bint singly                 # that call was refused, and the copies by themselves were not
     void *targets[GATHERED]
     const void *sources[GATHERED]
     size_t sizes[GATHERED]

@@ -201,23 +201,25 @@ cdef int cross(DeviceLanes *device, Lane *lane, const Extent *piece, const Guard
 
 cdef int lane_flush(DeviceLanes *device, Lane *lane, const Guard *guard, Error *error) noexcept nogil:
     """One by one by the call that names both devices, which does not fail for some kinds of memory (alpaka-group/alpaka#1909), where
-    the one call for all is refused. It is refused as a whole."""
+    the one call for all is refused. It is refused as a whole. Not tried where other code's error is pending, which a refusal would take
+    the place of."""
     cdef int32_t i, n = lane.gathered
     cdef int code
+    cdef bint refused = False
     lane.gathered = 0
-    if n > 1 and not lane.singly:
+    if n > 1 and not lane.singly and guard.pending == cudaSuccess:
         code = rt.cudaMemcpyBatchAsync(lane.targets, lane.sources, lane.sizes, n, &in_stream_order, &from_the_first, 1, lane_stream(lane))
         if code == 0:
             return OK
         if code != cudaErrorInvalidValue and code != cudaErrorNotSupported:
             return cuda_failed(FAILED, code, "cudaMemcpyBatchAsync", device.device, guard, error)
-        if guard.pending == 0:
-            rt.cudaGetLastError()
-        lane.singly = True
+        rt.cudaGetLastError()
+        refused = True
     for i in range(n):
         code = rt.cudaMemcpyPeerAsync(lane.targets[i], lane.target, lane.sources[i], lane.source, lane.sizes[i], lane_stream(lane))
         if code != 0:
             return cuda_failed(FAILED, code, "cudaMemcpyPeerAsync", device.device, guard, error)
+    lane.singly = lane.singly or refused        # not so where an address was wrong
     return OK
 
 
