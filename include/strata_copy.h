@@ -37,7 +37,7 @@ enum {
     STRATA_REASON_CAPACITY = 3,     /* a place has fewer units than the marks need */
     STRATA_REASON_OVERLAP = 4,      /* two ranges that must be apart share bytes */
     STRATA_REASON_SAME_STATE = 5,   /* source and target are one state */
-    STRATA_REASON_INVALID = 6,      /* the source's last copy failed and it was not reset */
+    STRATA_REASON_INVALID = 6,      /* a copy into the source failed or was cancelled, and it was not reset */
     STRATA_REASON_BUSY = 7,         /* in use by a ticket or another thread */
     STRATA_REASON_ORDER = 8,        /* neither `after` nor STRATA_CALLER_SYNCED was given */
     STRATA_REASON_CAPTURE = 9,      /* a stream or event that was named is part of a graph capture */

@@ -9,7 +9,7 @@ from strata_copy.abi cimport (
 from strata_copy.atomics cimport load_i32, load_u64
 from strata_copy.cudart cimport cudaErrorCapturedEvent, cuda_failed, outcome, rt
 from strata_copy.images cimport image_readable, image_writable
-from strata_copy.lanes cimport MAX_AFTER, OPEN, CopierData, device_index
+from strata_copy.lanes cimport MAX_AFTER, OPEN, CopierData, Slot, device_index
 from strata_copy.plan cimport PlanData, units_to_move
 from strata_copy.states cimport StateData
 from strata_copy.submit cimport Submission
@@ -53,6 +53,9 @@ cdef int check_plan_now(Submission *s) noexcept nogil:
     for i in range(s.plan.n_sources):
         if load_i32(&s.plan.sources[i].invalid):
             return outcome(s.error, REFUSED, REASON_INVALID, "source %d is INVALID: its last copy failed and it was not reset", i)
+        if will_be_invalid(s.copier, s.plan.sources[i]):
+            return outcome(s.error, REFUSED, REASON_INVALID, "source %d: a copy into it was cut short, at whose end it is INVALID: "
+                           "reset it then", i)
         if s.plan.sources[i].image != NULL and image_readable(s.plan.sources[i], s.request, s.error) != OK:
             return REFUSED
         if s.request.src_generation != 0 and s.request.src_generation != load_u64(&s.plan.sources[i].generation):
@@ -65,6 +68,17 @@ cdef int check_plan_now(Submission *s) noexcept nogil:
     if s.request.dst_generation != 0 and s.request.dst_generation != load_u64(&target.generation):
         return wrong_generation(s, "target", s.request.dst_generation, load_u64(&target.generation))
     return OK
+
+
+cdef bint will_be_invalid(const CopierData *copier, const StateData *state) noexcept nogil:
+    """Whether a copy into the state was cut short that has not ended yet: who reads it from now on would read what is not there."""
+    cdef const Slot *slot
+    cdef int32_t i
+    for i in range(copier.n_slots):
+        slot = &copier.slots[i]
+        if slot.ticket != 0 and slot.holding and slot.plan.target == state and load_i32(&slot.verdict) != OK:
+            return True
+    return False
 
 
 cdef int wrong_generation(Submission *s, const char *side, uint64_t wanted, uint64_t found) noexcept nogil:
