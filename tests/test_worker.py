@@ -332,6 +332,30 @@ def test_readers_of_a_cancelled_copy_fail_and_others_go_on(memory, held):
             one.state.reset()
 
 
+@pytest.mark.host
+def test_what_a_ring_took_of_a_cancelled_copy_lands_before_its_end(memory):
+    """Each layer has parts of several routes: at no step does anything stay in the ring for a later ticket to send."""
+
+    def where(ring):
+        return lambda i, part: {"kind": "pinned" if part.name in ("k", "recurrent") else ring}
+
+    for ahead in range(1100, 9000, 700):
+        host_runtime.configure(devices=2, seed=ahead)
+        a, b, c, d = (
+            memory(LAYOUT, n, kind) for n, kind in enumerate([where("device"), where("device"), "pinned", "pinned"], 1)
+        )
+        with small(window=1, chunk=1 << 20) as copier:
+            ticket = copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, bytes_ahead=ahead)
+            assert ticket.cancel()
+            with pytest.raises(sc.Cancelled):
+                ticket.sync()
+            b.state.reset()
+            b.fill()
+            assert copier.submit(c.state, d.state, upto=UPTO, after=SYNCED).sync()
+            assert untouched(b)
+        assert host_runtime.violations() == []
+
+
 @pytest.mark.parametrize("written_again", [False, True])
 def test_the_target_of_a_cancelled_copy_is_refused_as_a_source_before_that_has_ended(memory, held, written_again):
     """Also where a copy that was submitted since writes some of it."""

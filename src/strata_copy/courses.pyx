@@ -479,6 +479,8 @@ cdef int go_to_lane(Course *course, int32_t part) noexcept nogil:
         n = course.local
     if n != course.lane or way.route != course.route:
         status = end_emission(course)       # what is pending belongs to the lane before
+        if status != OK:                    # which `rest` empties
+            return status
         course.lane, course.route = n, way.route
         course.ring = (&device.ring if way.route == ROUTE_RING else device.relays[way.other_number] if way.route == ROUTE_RELAY else
                        NULL)
