@@ -407,8 +407,8 @@ def test_a_long_kernel_holds_up_no_copies_between_others(matrix):
     [(4, 1 << 14, 1 << 14), (2, 1 << 14, 1 << 13), (3, 1 << 14, 3 << 12), (4, 8 << 20, 4 << 20), (8, 2 << 20, 2 << 20)],
 )
 def test_a_ring_shares_what_it_holds_while_others_are_in_use(slots, slot, shared):
-    """Alone it takes whole slots, all of them; beside another one half of their bytes: in all slots where each still has
-    4 MiB, in two where it has less."""
+    """Alone it takes whole slots, all of them; beside another one half of their bytes: in all slots where each still
+    has 4 MiB, in two where it has less."""
     layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=slot // 4, growth=sc.Growth.linear())])
     upto = (20,)
 

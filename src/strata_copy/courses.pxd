@@ -68,10 +68,10 @@ cdef void course_tell(Course *course) noexcept nogil
 cdef int course_cut(Course *course, const Guard *guard, Error *error) noexcept nogil
 # The lanes that a plan may use on a device, as bits.
 cdef uint64_t lanes_of_plan(const PlanData *plan, int32_t d) noexcept nogil
-# Bytes that the lane of the latest step takes before it changes streams: a step that ends there cuts no copy in two. Through a ring there
-# are slots instead.
+# Bytes that the lane of the latest step takes before it changes streams: a step that ends there cuts no copy in two, where it goes on the
+# same lane. Through a ring there are slots instead.
 cdef int64_t course_room(const Course *course) noexcept nogil
-# Bytes after which the slowest of the lanes of a plan changes streams.
+# Bytes after which the slowest of the lanes that a plan may use on a device changes streams.
 cdef int64_t chunk_of_plan(const CopierData *copier, const PlanData *plan, int32_t d) noexcept nogil
 
 # The lanes with bundles that parts of a layer moved in, as bits, but for those whose events behind the layer stand for them too.

@@ -40,7 +40,7 @@ cdef void course_begin(Course *course, CopierData *copier, Slot *slot, int32_t d
     course.copier, course.plan, course.slot = copier, slot.plan, slot
     course.request, course.units, course.gate = request, units, gate
     course.device, course.share = &copier.devices[d], &slot.devices[d]
-    course.layer, course.local = BUNDLES, -1
+    course.layer, course.local, course.only = BUNDLES, -1, NO_WAY
     course.share.used = True
 
 

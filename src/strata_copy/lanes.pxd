@@ -199,7 +199,7 @@ cdef struct CopierData:
     uint64_t number             # counts the copiers of this process
     pthread_mutex_t lock
     int32_t n_devices, n_slots, layer_events
-    int32_t window              # chunks that a fed ticket has queued ahead on a device
+    int32_t window              # chunks that a fed ticket has queued ahead on a device; by P2P they are PEER_CHUNKS times as long
     int32_t calls_in_flight     # copies of tickets that the callers queued
     int32_t relays_in_flight    # rings between devices, for each ticket that goes through one
     int32_t relay_slots         # of each such ring

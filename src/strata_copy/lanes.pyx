@@ -181,7 +181,7 @@ cdef int copy_piece(DeviceLanes *device, Lane *lane, const Extent *piece, const 
 
 
 cdef int cross(DeviceLanes *device, Lane *lane, const Extent *piece, const Guard *guard, Error *error) noexcept nogil:
-    """From device to device. Nothing that a lane has gathered depends on a copy behind it: the rows need not wait."""
+    """From device to device. No byte that a ticket writes is another copy's of it: rows need not wait for what is gathered."""
     cdef cudaMemcpy3DPeerParms rows
     cdef int code
     if piece.rows == 1:

@@ -16,9 +16,8 @@ from strata_copy.cudart cimport (
 )
 from strata_copy.lanes cimport (
     CLOSING, CopierData, DeviceLanes, Slot, SlotDevice, cudaEvent_t, device_drain, guard_to_close, next_lane, now,
-    pthread_cond_broadcast,
-    pthread_cond_t, pthread_cond_timedwait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t, pthread_cond_init,
-    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock,
+    pthread_cond_broadcast, pthread_cond_init, pthread_cond_t, pthread_cond_timedwait, pthread_condattr_init, pthread_condattr_setclock,
+    pthread_condattr_t, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock,
 )
 from strata_copy.lineage cimport lineage_reset
 from strata_copy.plan cimport PlanData, plan_drop

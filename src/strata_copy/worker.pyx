@@ -19,10 +19,9 @@ from strata_copy.cudart cimport (
 )
 from strata_copy.lanes cimport (
     CLOSED, LANES, PAUSE, Budget, CopierData, DeviceLanes, Extent, Slot, StageChunk, device_index, guard_to_close, lane_stream, now,
-    poison_all,
-    pthread_cond_broadcast, pthread_cond_init, pthread_cond_t, pthread_cond_timedwait, pthread_cond_wait, pthread_condattr_init,
-    pthread_condattr_setclock, pthread_condattr_t, pthread_create, pthread_join,
-    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock, pthread_t, record, wait_event,
+    poison_all, pthread_cond_broadcast, pthread_cond_init, pthread_cond_t, pthread_cond_timedwait, pthread_cond_wait,
+    pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t, pthread_create, pthread_join, pthread_mutex_init,
+    pthread_mutex_lock, pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock, pthread_t, record, wait_event,
 )
 from strata_copy.helpers cimport helpers_close, helpers_copy, helpers_open
 from strata_copy.layout cimport LayoutData
@@ -99,8 +98,7 @@ cdef int feed(Job *job, Submission *s) noexcept nogil:
 
 
 cdef int begin_here(Job *job, Submission *s) noexcept nogil:
-    """The first chunks, where nothing is in their way, so that the first layer does not wait for the worker to wake. It has a millisecond
-    for that."""
+    """The first chunks, where nothing is in their way, so that the first layer does not wait for the worker to wake."""
     cdef uint64_t taken[MAX_DEVICES]
     cdef int32_t i
     if not can_begin(s.copier, job):
@@ -282,7 +280,8 @@ cdef void take_lanes(CopierData *copier, const Job *job, uint64_t *taken) noexce
 
 
 cdef int go_on(CopierData *copier, Job *job, const uint64_t *taken, bint begins, const Guard *guard, Error *error) noexcept nogil:
-    """Queues on each device what its window has room for. begins: a quarter of that, for a caller waits."""
+    """Queues on each device what its window has room for. begins: a quarter of that and two steps at least, for a caller waits; over
+    PCIe that is a millisecond, in which the worker comes."""
     cdef Slot *slot = job.slot
     cdef int32_t d, queueing = 0
     cdef bint clear_way
