@@ -1,8 +1,8 @@
 """Opening and closing a copier: every CUDA call in them fails in turn, and what can be given back is given back."""
 
+import signal
 import threading
 import time
-from _thread import interrupt_main
 
 import pytest
 
@@ -237,7 +237,15 @@ def test_an_interrupt_while_closing_is_raised_once_all_is_closed(memory):
     gate = Gate(writer)
     copier = sc.Copier(tickets=2, layer_events=24)
     ticket = copier.submit(source.state, target.state, upto=9, after=sc.Stream(writer))
-    interrupting = threading.Thread(target=lambda: (time.sleep(0.1), interrupt_main(), time.sleep(0.1), gate.open()))
+    here = threading.get_ident()
+
+    def interrupt():
+        time.sleep(0.1)
+        signal.pthread_kill(here, signal.SIGINT)  # as Ctrl-C does: it ends a wait of this thread
+        time.sleep(0.1)
+        gate.open()
+
+    interrupting = threading.Thread(target=interrupt)
     interrupting.start()
     with pytest.raises(KeyboardInterrupt):
         copier.close()

@@ -4,7 +4,7 @@ Setting a device makes a context on it: one that the caller perhaps never wanted
 and last error, nobody has to put back.
 """
 
-import threading
+from _thread import allocate_lock, start_new_thread
 
 from strata_copy.abi cimport OK
 from strata_copy.cudart cimport clear, observed, published
@@ -13,14 +13,16 @@ from strata_copy.raising cimport raise_error
 
 cdef class OnThread:
     cdef int run(self, object work) except -1:
-        """A signal that arrives meanwhile is raised at the end: nothing is left half done."""
-        thread = threading.Thread(target=self._work, args=(work,), name="strata_copy")
-        interrupt = None
+        """A signal that arrives meanwhile is raised at the end: nothing is left half done. By a lock, for Thread.join takes a thread for
+        ended whose wait was interrupted."""
+        interrupt, done = None, allocate_lock()
         clear(&self.error)
-        thread.start()
-        while thread.is_alive():
+        done.acquire()
+        start_new_thread(self._work, (work, done))
+        while True:
             try:
-                thread.join()
+                done.acquire()      # until the thread is at its end
+                break
             except BaseException as raised:
                 interrupt = raised
         observed(<void *>self)
@@ -31,6 +33,9 @@ cdef class OnThread:
             raise_error(&self.error)
         return 0
 
-    def _work(self, work):
-        work()
-        published(<void *>self)
+    def _work(self, work, done):
+        try:
+            work()
+        finally:
+            published(<void *>self)
+            done.release()
