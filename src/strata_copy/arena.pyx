@@ -17,8 +17,7 @@ from strata_copy.abi cimport OK, REASON_BUSY, REASON_CAPACITY, REASON_CLOSED, RE
 from strata_copy.atomics cimport add_i64
 from strata_copy.cudart cimport (
     Guard, clear, cudaHostRegisterMapped, cudaHostRegisterPortable, cudaMemoryTypeHost,
-    cudaPointerAttributes, cuda_failed, guard_enter, guard_leave, is_sticky, outcome, require_runtime, rt,
-    stand_on,
+    cudaPointerAttributes, cuda_failed, guard_enter, guard_leave, is_sticky, outcome, require_runtime, rt, stand_on,
 )
 from strata_copy.raising cimport raise_error
 from strata_copy.system cimport (

@@ -17,7 +17,7 @@ cdef extern from *:
 
 cdef enum:
     ALIGNMENT = 512         # of pieces in a slot of a ring
-    SHARED_SLOT = 4 << 20   # both ways at once between two H200s: 4 slots of 4 MiB 92 GB/s, 2 of 8 91, 2 of 4 87, 4 of 8 71
+    SHARED_SLOT = 4 << 20   # two H200s, both ways at once by bare streams: 4 slots of 4 MiB 92 GB/s, 2 of 8 91, 2 of 4 87, 4 of 8 71
 
 # Of all copies of one call, from its first on: sources are read when the stream is there.
 cdef cudaMemcpyAttributes in_stream_order
