@@ -229,8 +229,16 @@ def test_closing_waits_for_the_copies_in_flight(held, memory):
     assert not target.state.busy
 
 
+@pytest.fixture
+def interruptible():
+    """A program that a shell starts in the background ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.host
-def test_an_interrupt_while_closing_is_raised_once_all_is_closed(memory):
+def test_an_interrupt_while_closing_is_raised_once_all_is_closed(memory, interruptible):
     layout = small_layout()
     source, target = memory(layout, 1), memory(layout, 2)
     writer, before = runtime.stream_create(), host_runtime.live()
