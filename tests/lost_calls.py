@@ -46,14 +46,15 @@ ROUTES = {
     "peer": (on(0), on(1), on(0)),
     "relay": (on(1), on(0), on(1)),
 }
-# The same with pageable memory, which the worker and its helpers reach through pinned chunks; the last one with parts
-# in pinned memory beside it in each layer.
+# The same with pageable memory, which the worker and its helpers reach through pinned chunks; the first one with parts
+# in pinned memory beside it in each layer. And a ring beside which helpers copy a share.
 PINNED = ("k", "v", "recurrent", "window", "idx_tail")
 STAGED_ROUTES = {
     "beside": ("device", lambda i, part: {"kind": "pinned" if part.name in PINNED else "pageable"}, "device"),
     "stage": ("pageable", "device", "pageable"),
     "unstage": ("device", "pageable", "device"),
     "both": (dealt("device", "pageable"), dealt("pageable", "device"), dealt("device", "pageable")),
+    "helped": ("pinned", "pinned", "device"),
 }
 
 
@@ -103,7 +104,8 @@ def run(scene, route, lost=None, together=False, late=0):
     kinds = {**ROUTES, **STAGED_ROUTES}[route]
     a, b, c = (Memory(LAYOUT, n, kind, together=together) for n, kind in enumerate(kinds, 1))
     devices = (0, 1) if route in ("peer", "relay") else (0,)
-    how = {"chunk": CHUNK, "window": 4000, "pinned_memory": 4 * CHUNK, "relay_memory": 4 * 2048, "patience": 3600}
+    stage_chunk = CHUNK // 4 if route == "helped" else CHUNK
+    how = {"chunk": CHUNK, "window": 4000, "pinned_memory": 4 * stage_chunk, "relay_memory": 4 * 2048, "patience": 3600}
     with small_proof(), sc.Copier(devices, tickets=4, layer_events=24, **how) as copier:
         before, asked = len(host_runtime.orders()), host_runtime.calls()["cudaEventQuery"]
         if lost:

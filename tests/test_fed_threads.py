@@ -44,7 +44,8 @@ def table():
 
 def small(**how):
     """A copier in whose eyes the small conversation is long."""
-    how = {"tickets": 32, "layer_events": 32, "chunk": 1000, "window": 1, "device_memory": 4096, "ring_slots": 2, **how}
+    how = {"tickets": 32, "layer_events": 32, "chunk": 1000, "window": 1, "device_memory": 4096, "ring_slots": 2,
+           "pinned_memory": 2048, **how}  # fmt: skip
     return sc.Copier((0,), **how)
 
 

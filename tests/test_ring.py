@@ -15,8 +15,13 @@ RINGS = [1, 2, 4]
 CELLS = 2048  # bytes of the words that tell a ticket's end, on each device
 
 
-def ring_of(slots, slot=2048, **how):
-    how = {"tickets": 8, "layer_events": 24, "chunk": 3000, "window": 2, **how}
+# How a copy is queued: by submit, by the worker, and so that helpers copy a share of it, in chunks of 512 bytes.
+MODES = ["whole", "fed", "helped"]
+
+
+def ring_of(slots, slot=2048, mode="fed", **how):
+    pinned_memory = 4 * (512 if mode == "helped" else 1 << 20)
+    how = {"tickets": 8, "layer_events": 24, "chunk": 3000, "window": 2, "pinned_memory": pinned_memory, **how}
     return sc.Copier(device_memory=slots * slot, ring_slots=slots, **how)
 
 
@@ -27,12 +32,12 @@ def pinned(memory, n=2, layout=LAYOUT, where="pinned"):
 # ---- bytes
 
 
-@pytest.mark.parametrize("feed", [False, True], ids=["whole", "fed"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("slots", RINGS)
-def test_parts_smaller_and_larger_than_a_slot(memory, seed, slots, feed):
+def test_parts_smaller_and_larger_than_a_slot(memory, seed, slots, mode):
     a, b = pinned(memory)
-    with ring_of(slots, (512, 1024, 4096, 1 << 20)[seed % 4]) as copier:
-        assert copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=feed).sync()
+    with ring_of(slots, (512, 1024, 4096, 1 << 20)[seed % 4], mode) as copier:
+        assert copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=mode != "whole").sync()
     assert differences(b, after_copy(a, b, UPTO)) == []
     assert untouched(a)
 
@@ -53,7 +58,7 @@ def test_places_with_strides(memory, seed, slots):
     gaps = chance.choice([(0, 1), (1, 0), (1, 2)])  # of the source, of the target
     a, b = (memory(LAYOUT, tag, spread(n)) for tag, n in enumerate(gaps, 1))
     slot, chunk = chance.choice([512, 1536, 3072, 20480]), chance.choice([100, 1000, 10000])
-    with ring_of(slots, slot, chunk=chunk) as copier:
+    with ring_of(slots, slot, chance.choice(MODES), chunk=chunk) as copier:
         for feed in (False, True):
             assert copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=feed, begin=(13,)).sync()
             assert differences(b, after_copy(a, b, UPTO, begin=(13,))) == []
@@ -66,7 +71,7 @@ def test_tickets_share_a_ring(memory, seed, slots):
     """Three at once, none behind another: whole, fed, and both."""
     held, feed = pinned(memory, 6), (False, True, None)[seed % 3]
     pairs = list(zip(held[:3], held[3:], strict=True))
-    with ring_of(slots) as copier:
+    with ring_of(slots, mode=MODES[1 + seed % 2]) as copier:
         tickets = [
             copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=n == 1 if feed is None else feed)
             for n, (a, b) in enumerate(pairs)
@@ -77,10 +82,11 @@ def test_tickets_share_a_ring(memory, seed, slots):
         assert differences(b, after_copy(a, b, UPTO)) == []
 
 
-def test_other_copies_use_the_lanes_of_the_ring_meanwhile(memory, seed):
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_other_copies_use_the_lanes_of_the_ring_meanwhile(memory, seed, mode):
     a, b = pinned(memory)
     c, d = memory(LAYOUT, 3), memory(LAYOUT, 4)
-    with ring_of(2) as copier:
+    with ring_of(2, mode=mode) as copier:
         tickets = [copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=True),
                    copier.submit(a.state, c.state, upto=UPTO, after=SYNCED),
                    copier.submit(c.state, b.state, upto=UPTO, after=SYNCED),
@@ -187,33 +193,35 @@ class Lanes:
         return [(*call, lane) for call, lane in found.items()]
 
 
-def one_copy(slots, feed, lost=None):
+def one_copy(slots, mode, lost=None):
     """Violations, and the calls that tie the lanes, of a copy with one of them lost."""
     host_runtime.configure(devices=1, seed=3)
     a, b = (Memory(LAYOUT, tag, "pinned") for tag in (1, 2))
-    with ring_of(slots, chunk=100, window=10000) as copier:
+    with ring_of(slots, mode=mode, chunk=100, window=10000) as copier:
         lanes = Lanes(copier)
         plan = copier.plan(a.state, b.state)
         if lost:
             host_runtime.skip(*lost)
-        assert plan.submit(41, after=SYNCED, feed=feed).sync()
+        assert plan.submit(41, after=SYNCED, feed=mode != "whole").sync()
         hops = lanes.hops()
         return host_runtime.violations(), hops
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("feed", [False, True], ids=["whole", "fed"])
+@pytest.mark.parametrize(
+    "mode", MODES[:2]
+)  # with helpers the worker looks at what has landed: tests of staging have it
 @pytest.mark.parametrize("slots", RINGS)
-def test_a_slot_is_emptied_before_it_is_filled_and_filled_before_it_is_emptied(slots, feed):
+def test_a_slot_is_emptied_before_it_is_filled_and_filled_before_it_is_emptied(slots, mode):
     """Each record and each wait between the two lanes, lost alone, is a race."""
-    found, hops = one_copy(slots, feed)
+    found, hops = one_copy(slots, mode)
     assert found == []
     ties = Counter((function, lane) for function, _, lane in hops)
     fills, again = ties["cudaStreamWaitEvent", "in"], ties["cudaStreamWaitEvent", "out"]
     assert fills > 4 * slots
     assert again == ties["cudaEventRecord", "out"] == fills - slots
     for function, nth, lane in hops:
-        found, _ = one_copy(slots, feed, (function, nth))
+        found, _ = one_copy(slots, mode, (function, nth))
         assert found, f"{function} number {nth}, of lane {lane}"
         assert all("race: " in text or "unrecorded event" in text for text in found)
     host_runtime.configure(devices=2)
@@ -236,16 +244,16 @@ def test_small_parts_are_packed(memory):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("feed", [False, True], ids=["whole", "fed"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("lane", ["in", "out"])
-def test_both_lanes_leave_gaps(memory, lane, feed):
+def test_both_lanes_leave_gaps(memory, lane, mode):
     """A lane's copies go on from stream to stream after each chunk; a copy is no longer than a slot."""
     host_runtime.configure(devices=1, seed=1)
     a, b = pinned(memory)
     chunk, slot = 3000, 1024
-    with ring_of(4, slot, chunk=chunk) as copier:
+    with ring_of(4, slot, mode, chunk=chunk) as copier:
         lanes = Lanes(copier)
-        assert copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=feed).sync()
+        assert copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=mode != "whole").sync()
         copies = lanes.copies(lane)
     assert max(size for *_, size in copies) <= slot
     runs, last = [0], copies[0][1]
@@ -258,23 +266,59 @@ def test_both_lanes_leave_gaps(memory, lane, feed):
     assert max(runs) < chunk + slot
 
 
+# ---- helpers beside it
+
+
+def by_ring(submit):
+    """Bytes of a copy that go through the ring, in and then out; the word of its end only goes out."""
+    before = len(host_runtime.log())
+    assert submit().sync()
+    return (sum(size for _, _, size in host_runtime.log()[before:]) - 8) // 2
+
+
+@pytest.mark.host
+def test_helpers_copy_a_share_of_a_long_copy(memory):
+    """Not where none are asked for, the ticket keeps its distance, submit queues it whole, or it is short."""
+    host_runtime.configure(devices=1, seed=1)
+    a, b = pinned(memory)
+    with ring_of(4, mode="helped") as copier:
+        plan = copier.plan(a.state, b.state)
+        whole = by_ring(lambda: plan.submit(UPTO, after=SYNCED, feed=False))
+        assert whole == sum(width * rows for _, _, width, rows, *_ in plan.extents(UPTO))
+        assert whole / 4 < by_ring(lambda: plan.submit(UPTO, after=SYNCED, feed=True)) < whole - 2 * 512
+        assert by_ring(lambda: plan.submit(UPTO, after=SYNCED, bytes_ahead=5000)) == whole
+    for how in ({"mode": "helped", "helpers": 0}, {"pinned_memory": 0}, {"pinned_memory": whole + 4096}):
+        with ring_of(4, **how) as copier:
+            assert by_ring(lambda: copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=True)) == whole
+
+
+@pytest.mark.host
+def test_a_patch_from_a_device_is_no_helpers_work(memory):
+    host_runtime.configure(devices=1, seed=1)
+    a = memory(LAYOUT, 1, lambda i, part: {"kind": "device" if part.name == "idx_dead" else "pinned"})
+    b = memory(LAYOUT, 2, "pinned")
+    with ring_of(4, mode="helped") as copier:
+        assert copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=True).sync()
+    assert differences(b, after_copy(a, b, UPTO)) == []
+
+
 # ---- failures
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("feed", [False, True], ids=["whole", "fed"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("slots", RINGS)
-def test_after_a_failure_the_next_copy_is_exact(memory, slots, feed):
+def test_after_a_failure_the_next_copy_is_exact(memory, slots, mode):
     """Each copy call and each tie of the lanes fails in turn, with slots full and half full."""
     tried = 0
     for function in ("cudaMemcpyAsync", "cudaMemcpy2DAsync", "cudaEventRecord", "cudaStreamWaitEvent"):
         for nth in range(1, 1000, 3):
             host_runtime.configure(devices=1, seed=nth)
             a, b = (Memory(LAYOUT, tag, spread(1)) for tag in (1, 2))
-            with ring_of(slots) as copier:
+            with ring_of(slots, mode=mode) as copier:
                 plan = copier.plan(a.state, b.state)
                 host_runtime.fail(function, nth, 1)
-                told = outcome(lambda: plan.submit(UPTO, after=SYNCED, feed=feed).sync())  # noqa: B023
+                told = outcome(lambda: plan.submit(UPTO, after=SYNCED, feed=mode != "whole").sync())  # noqa: B023
                 assert told in (None, function)
                 if not host_runtime.clear_faults():
                     break
@@ -282,7 +326,7 @@ def test_after_a_failure_the_next_copy_is_exact(memory, slots, feed):
                 assert untouched(a)
                 b.state.reset()
                 b.fill()
-                assert plan.submit(UPTO, after=SYNCED, feed=feed).sync()
+                assert plan.submit(UPTO, after=SYNCED, feed=mode != "whole").sync()
                 assert differences(b, after_copy(a, b, UPTO)) == []
                 assert host_runtime.violations() == []
         else:

@@ -186,7 +186,8 @@ def run(memory, seed, kind=Engine):
         target, *sources = chance.sample(range(len(PLACES)), 3)
         pairs.append((sources[0], sources[chance.choice([0, 0, 1])], target))
     chance.shuffle(pairs)
-    with sc.Copier(tickets=6, layer_events=24, chunk=chance.choice([700, 4000, 1 << 20])) as copier:
+    how = {"chunk": chance.choice([700, 4000, 1 << 20]), "pinned_memory": 4 * chance.choice([512, 1 << 20])}
+    with sc.Copier(tickets=6, layer_events=24, **how) as copier:
         engine = kind(memory, copier, layout, chance)
         for *sources, target in pairs:
             act = chance.choice([engine.write, engine.read, None])

@@ -52,7 +52,7 @@ def staged_copies(copier, a, b, c):
     fill(overwrites, 12)
     writes.write_it(writer)
     reads.read_it(reader)
-    ticket = copier.submit(a.state, b.state, upto=UPTO, after=[sc.Stream(writer), sc.Stream(reader)])
+    ticket = copier.submit(a.state, b.state, upto=UPTO, after=[sc.Stream(writer), sc.Stream(reader)], feed=True)
     for layer, stream in enumerate(consumers):
         assert ticket.wait_layer(layer, stream, timeout=60)
         consumed.read_it(stream, layer)
@@ -126,11 +126,21 @@ def test_each_wait_and_record_around_staged_copies_is_needed(route, every):
         assert lost["cudaStreamWaitEvent", "mark"] == lost["cudaStreamWaitEvent", "end"] == 0
 
 
-@pytest.mark.parametrize("route", [route for route in STAGED_ROUTES if route != "beside"])
+@pytest.mark.parametrize("route", [route for route in STAGED_ROUTES if route not in ("beside", "helped")])
 def test_a_chunk_that_is_taken_for_ready_is_reported(route):
-    """Unless the lane happened to be done with it. `beside` asks for other things too: how far the copy is."""
+    """Unless the lane happened to be done with it. Not where other things are asked for too: how far a lane is."""
     _, orders = run(staged_copies, route)
     queries = [nth for _, nth, what in orders if what == "query"][::4]
     lost = [nth for nth in queries if not run(staged_copies, route, ("cudaEventQuery", nth))[0]]
     host_runtime.configure(devices=2)
     assert len(lost) < len(queries) / 2
+
+
+def test_helpers_that_begin_before_the_source_is_written_are_reported():
+    """Beside a ring they read what the ticket waits for, which its first looks are for."""
+    found, orders = run(staged_copies, "helped")
+    assert found == []
+    first = next(nth for _, nth, what in orders if what == "query")
+    found, _ = run(staged_copies, "helped", ("cudaEventQuery", first))
+    host_runtime.configure(devices=2)
+    assert any("race: " in text and "host_read" in text for text in found), found

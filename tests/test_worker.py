@@ -19,6 +19,7 @@ ROUTES = {
     "out": ("device", "pinned"),
     "in": ("pinned", "device"),
     "ring": ("pinned", "pinned"),
+    "helped": ("pinned", "pinned"),
     "mixed": (
         lambda i, part: {"kind": ("device", "device", "pinned", "pinned")[i % 4]},
         lambda i, part: {"kind": ("device", "pinned", "device", "pinned")[i % 4]},
@@ -38,6 +39,11 @@ def small(window=2, ring=2, chunk=3000, **how):
     return sc.Copier(two_devices(), tickets=8, chunk=chunk, window=window, **how)
 
 
+def helpers_of(route):
+    """Helpers copy beside a ring where the copy is a few times as long as a chunk of theirs."""
+    return {"pinned_memory": 4 * 512} if route == "helped" else {}
+
+
 def settle(tickets):
     for ticket in tickets:
         assert ticket.sync()
@@ -47,7 +53,7 @@ def settle(tickets):
 @pytest.mark.parametrize("route", ROUTES)
 def test_a_fed_copy_has_the_same_bytes(memory, seed, route, ring, window):
     a, b = memory(LAYOUT, 1, ROUTES[route][0]), memory(LAYOUT, 2, ROUTES[route][1])
-    with small(window, ring) as copier:
+    with small(window, ring, **helpers_of(route)) as copier:
         ticket = copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=True)
         assert ticket.sync()
         assert ticket.poll().bytes == ticket.bytes
@@ -61,7 +67,7 @@ def test_a_long_copy_is_fed_and_a_short_one_is_not(memory, route):
     if HOST:
         host_runtime.configure(devices=2, seed=1)
     a, b = memory(LAYOUT, 1, ROUTES[route][0]), memory(LAYOUT, 2, ROUTES[route][1])
-    with small(window=1, chunk=2000) as copier:
+    with small(window=1, chunk=2000, **helpers_of(route)) as copier:
         plan = copier.plan(a.state, b.state)
         queued = {}
         for feed in (True, False, None):
@@ -83,7 +89,7 @@ def test_every_layer_is_there_behind_its_wait(memory, seed, route, fed):
     copies = [(layer, part, block) for layer in range(LAYOUT.layers)
               for part, block in zip(LAYOUT.parts, b.blocks, strict=True) if needed_by(part) == layer]  # fmt: skip
     seen = {id(block): runtime.host_alloc(block[2]) for _, _, block in copies}
-    with small() as copier:
+    with small(**helpers_of(route)) as copier:
         ticket = copier.submit(a.state, b.state, upto=UPTO, after=sc.Stream(writer), feed=fed)
         for layer in random.Random(seed).sample(range(LAYOUT.layers), LAYOUT.layers):
             assert ticket.wait_layer(layer, consumers[layer], timeout=60)
@@ -209,7 +215,9 @@ def test_a_random_programme_of_fed_copies(memory, seed, window, ring):
     kinds = ["device", "pinned", "device", "pinned", "pinned"]
     held = [memory(LAYOUT, n, kind) for n, kind in enumerate(kinds, 1)]
     model, stream = [one.pattern() for one in held], runtime.stream_create()
-    with small(window, ring, chance.choice([700, 3000, 20000])) as copier:
+    with small(
+        window, ring, chance.choice([700, 3000, 20000]), **helpers_of(chance.choice(["ring", "helped"]))
+    ) as copier:
         flying, lost = [], set()
         for _ in range(15):
             x, y = chance.sample(range(5), 2)
@@ -275,7 +283,7 @@ def test_a_copy_is_cancelled_at_every_chunk(memory, route):
             a, b = (type(a)(LAYOUT, n, where) for n, where in enumerate(ROUTES[route], 1))
         else:
             b.fill()
-        with small(window=1, chunk=2000) as copier:
+        with small(window=1, chunk=2000, **helpers_of(route)) as copier:
             ticket = copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=True)
             for _ in range(steps):
                 ticket.poll()

@@ -46,6 +46,7 @@ cdef CopierData *copier_open(const Opening *opening, Error *error) noexcept nogi
     copier.number += 1
     copier.n_devices, copier.n_slots, copier.layer_events = opening.n_devices, opening.tickets, opening.layer_events
     copier.chunk, copier.patience, copier.window = opening.chunk, opening.patience, opening.window
+    copier.helpers = opening.helpers
     copier.relay_slots, copier.relay_slot_bytes = opening.relay_slots, opening.relay_slot_bytes
     copier.calls_in_flight = copier.relays_in_flight = 0
     status = guard_enter(&guard, error)

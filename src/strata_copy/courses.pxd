@@ -17,6 +17,12 @@ cdef enum:
     NO_WAY = -1             # of a step: none yet
     ANY_WAY = 2 * LANES     # lane n through staging is way LANES + n
 
+# Where a step ends, besides at its budget's end and where everything is queued:
+cdef enum:
+    STEP_ON                 # nowhere
+    STEP_ONE_WAY            # where the next bytes are another way's
+    STEP_BESIDE             # likewise; and what a ring would take, helpers take
+
 cdef struct Course:
     CopierData *copier
     const PlanData *plan
@@ -53,24 +59,27 @@ cdef struct Course:
     Ring *ring                  # through which, or NULL
     Lane *gathering             # a peer lane that may have copies which are not queued yet, or NULL
     int32_t only                # the one way that the step may use
+    int32_t step
 
 
 # Prepares a course on device `d` of a ticket's slot.
 cdef void course_begin(Course *course, CopierData *copier, Slot *slot, int32_t d, const Request *request, const Units *units,
                        cudaEvent_t gate) noexcept nogil
-# Goes on until the budget is used up (or, with one_lane, the next bytes are another lane's) or everything is queued.
-cdef int course_go(Course *course, Budget *budget, bint one_lane, const Guard *guard, Error *error) noexcept nogil
+cdef int course_go(Course *course, Budget *budget, int32_t step, const Guard *guard, Error *error) noexcept nogil
 # Before a copy call: from here on the target may differ.
 cdef void course_touch(Course *course) noexcept nogil
 # Tells the layers anew, after bytes have come to pageable memory.
 cdef void course_tell(Course *course) noexcept nogil
 # Ends it where it is: what was queued still runs, and the ticket's end is behind it. PAUSE while helpers are to copy: again later.
 cdef int course_cut(Course *course, const Guard *guard, Error *error) noexcept nogil
-# The lanes that a plan may use on a device, as bits.
+# The lanes that a plan may use on a device, as bits; whether what it moves there goes from pinned to pinned memory, all of it.
 cdef uint64_t lanes_of_plan(const PlanData *plan, int32_t d) noexcept nogil
+cdef bint only_by_ring(const PlanData *plan, int32_t d) noexcept nogil
 # Bytes that the lane of the latest step takes before it changes streams: a step that ends there cuts no copy in two, where it goes on the
 # same lane. Through a ring there are slots instead.
 cdef int64_t course_room(const Course *course) noexcept nogil
+# Bytes of the largest slot of a ring that a plan may use on a device; 0: it uses none.
+cdef int64_t slot_of_plan(const CopierData *copier, const PlanData *plan, int32_t d) noexcept nogil
 # Bytes after which the slowest of the lanes that a plan may use on a device changes streams.
 cdef int64_t chunk_of_plan(const CopierData *copier, const PlanData *plan, int32_t d) noexcept nogil
 

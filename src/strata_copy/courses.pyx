@@ -3,13 +3,13 @@
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memset
 
-from strata_copy.abi cimport FAILED, OK, REASON_HOOK, WAIT_EVENT, Error, Request, Wait
+from strata_copy.abi cimport FAILED, OK, PINNED, REASON_HOOK, WAIT_EVENT, Error, Request, Wait
 from strata_copy.atomics cimport add_i64, load_i32, store_i32, store_u64
-from strata_copy.cudart cimport Guard, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, outcome, rt
+from strata_copy.cudart cimport Guard, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, outcome, published, rt
 from strata_copy.lanes cimport (
-    ENDS, IN_LANE, LANES, LOCAL_LANES, OUT_LANE, PAUSE, PEER_CHUNKS, PEER_LANE, RELAY_LANE, CopierData, DeviceLanes, Lane, Slot,
-    SlotDevice, bytes_in, device_index, lane_copy, lane_flush, lane_ready, lane_stream, next_lane, record, ring_copy, ring_flush,
-    ring_ready, wait_event,
+    ENDS, IN_LANE, LANES, LOCAL_LANES, OUT_LANE, PAUSE, PEER_CHUNKS, PEER_LANE, RELAY_LANE, STAGE_BESIDE, STAGE_IN, STAGE_OUT,
+    CopierData, DeviceLanes, Lane, Slot, SlotDevice, bytes_in, device_index, lane_copy, lane_flush, lane_ready, lane_stream, next_lane,
+    record, ring_copy, ring_flush, ring_ready, wait_event,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
@@ -44,11 +44,11 @@ cdef void course_begin(Course *course, CopierData *copier, Slot *slot, int32_t d
     course.share.used = True
 
 
-cdef int course_go(Course *course, Budget *budget, bint one_lane, const Guard *guard, Error *error) noexcept nogil:
+cdef int course_go(Course *course, Budget *budget, int32_t step, const Guard *guard, Error *error) noexcept nogil:
     cdef int32_t n_layers = course.slot.n_layers
     cdef int status = OK
     course.budget, course.guard, course.error = budget, guard, error
-    course.only = NO_WAY if one_lane else ANY_WAY
+    course.only, course.step = ANY_WAY if step == STEP_ON else NO_WAY, step
     while budget.layers > 0 and status == OK and not course.ended:
         if course.layer == n_layers:
             status = send_staged(course)
@@ -109,12 +109,38 @@ cdef uint64_t lanes_of_plan(const PlanData *plan, int32_t d) noexcept nogil:
     return lanes
 
 
+cdef bint only_by_ring(const PlanData *plan, int32_t d) noexcept nogil:
+    cdef const LayoutData *layout = plan.target.layout
+    cdef const PartRoute *part
+    cdef int32_t i
+    for i in range(layout.n_parts):
+        part = &plan.parts[i]
+        if part.device_number == d and part.route != ROUTE_RING:
+            return False
+        if layout.patch_of[i] >= 0 and part.source.places[layout.patches[layout.patch_of[i]].source_part].kind != PINNED:
+            return False
+    return True
+
+
 cdef int64_t course_room(const Course *course) noexcept nogil:
     return bytes_in(&course.device.lanes[course.only]) if 0 <= course.only < RELAY_LANE else <int64_t>1 << 62
 
 
 cdef int64_t chunk_of_plan(const CopierData *copier, const PlanData *plan, int32_t d) noexcept nogil:
     return copier.chunk * (PEER_CHUNKS if lanes_of_plan(plan, d) & ~PEER_LANES == 0 else 1)
+
+
+cdef int64_t slot_of_plan(const CopierData *copier, const PlanData *plan, int32_t d) noexcept nogil:
+    cdef const PartRoute *part
+    cdef int64_t bytes = 0
+    cdef int32_t i
+    for i in range(plan.target.layout.n_parts):
+        part = &plan.parts[i]
+        if part.device_number == d and part.route == ROUTE_RING:
+            bytes = max(bytes, copier.devices[d].ring.slot_bytes)
+        elif part.device_number == d and part.route == ROUTE_RELAY:
+            bytes = max(bytes, copier.relay_slot_bytes)
+    return bytes
 
 
 cdef uint64_t bundles_of_layer(const Slot *slot, int32_t d, int32_t layer) noexcept nogil:
@@ -232,8 +258,11 @@ cdef int32_t end_of(const Course *course) noexcept nogil:
 
 
 cdef int rest(Course *course) noexcept nogil:
-    """Between two steps the ring is empty, nothing is gathered, and layers that are whole have their events."""
+    """Between two steps the ring is empty, nothing is gathered, helpers have what is theirs, and layers that are whole have their
+    events."""
     cdef int status = flush(course)
+    if status == OK and course.step == STEP_BESIDE and has_staging(course):
+        status = stage_flush(course.device, course.guard, course.error)
     if status == OK:
         status = send_gathered(course)
     if status == OK and course.unmarked != 0:
@@ -323,8 +352,10 @@ cdef void tell_layers(Course *course, int32_t queued) noexcept nogil:
     cdef Slot *slot = course.slot
     cdef int32_t d, least
     course.promised = course.share.queued = queued
-    if has_staging(course) and not course.device.staging.inward:
+    if has_staging(course) and course.device.staging.way != STAGE_IN:
         course.share.queued = stage_layer(course.device, queued)
+        if course.device.staging.way == STAGE_BESIDE:
+            published(&slot.layers_queued)      # no event stands for what helpers have written to memory that others copy from
     least = course.share.queued
     for d in range(course.copier.n_devices):
         if slot.devices[d].used:
@@ -433,7 +464,7 @@ cdef int end_emission(Course *course) noexcept nogil:
     cdef int status = emit_end(&course.emission)
     if status == OK:
         status = flush(course)
-    if status == OK and has_staging(course) and (course.device.staging.inward or course.request.hook != NULL):
+    if status == OK and has_staging(course) and (course.device.staging.way == STAGE_IN or course.request.hook != NULL):
         status = send_staged(course)
     return status
 
@@ -544,35 +575,36 @@ cdef int wait_before(Course *course, cudaStream_t stream) noexcept nogil:
 
 cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
     cdef Course *course = <Course *>sink
-    cdef bint staged
+    cdef bint beside, staged
     cdef Lane *lane = first_lane(course)
     cdef int status
     if course.skip > 0:
         course.skip -= 1
         return OK
-    staged = course.route == ROUTE_STAGE or course.route == ROUTE_UNSTAGE
+    beside = course.step == STEP_BESIDE and course.route == ROUTE_RING
+    staged = beside or course.route == ROUTE_STAGE or course.route == ROUTE_UNSTAGE
     if course.only == NO_WAY:
         course.only = course.lane + (LANES if staged else 0)
     elif course.only != ANY_WAY and course.only != course.lane + (LANES if staged else 0):
         return PAUSE
     status = take_staging(course) if staged else OK
-    if status == OK:
+    if status == OK and not beside:
         status = lane_ready(course.device, lane, course.guard, course.error)
-    if status == OK and course.ring != NULL:
+    if status == OK and course.ring != NULL and not beside:
         status = ring_ready(course.ring, course.guard, course.error)
     if status != OK:
         return status
-    if course.route != ROUTE_STAGE:     # the next call is a copy
+    if course.route != ROUTE_STAGE and not beside:      # the next call is a copy
         course_touch(course)
     course.error.part = course.emission.part
     if course.into == 0:
         course.unmarked_bytes += extent.width * extent.rows
         course.queued[course.lane] += extent.width * extent.rows
     course.here |= bit(course.lane)
-    if course.ring != NULL:
-        status = ring_copy(course.copier, course.ring, extent, &course.into, course.budget, course.guard, course.error)
-    elif staged:
+    if staged:
         status = stage_copy(course.copier, course.device, extent, &course.into, course.budget, course.layer, course.guard, course.error)
+    elif course.ring != NULL:
+        status = ring_copy(course.copier, course.ring, extent, &course.into, course.budget, course.guard, course.error)
     else:
         if lane.crosses:
             course.gathering = lane
@@ -586,16 +618,16 @@ cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
 cdef int take_staging(Course *course) noexcept nogil:
     """PAUSE while bytes of another ticket or of the other direction are in it."""
     cdef DeviceLanes *device = course.device
-    cdef bint inward = course.route == ROUTE_STAGE
+    cdef int32_t way = (STAGE_IN if course.route == ROUTE_STAGE else STAGE_OUT if course.route == ROUTE_UNSTAGE else STAGE_BESIDE)
     cdef int status
-    if has_staging(course) and device.staging.inward == inward:
+    if has_staging(course) and device.staging.way == way:
         return OK
     status = send_staged(course)
     if status != OK:
         return status
-    if not stage_take(device, course.slot.ticket, inward):
+    if not stage_take(device, course.slot.ticket, way):
         return PAUSE
-    if not inward:
+    if way == STAGE_OUT:
         return OK
     # The helpers begin when all is over that the lane waits for.
     return record(device, device.staging.opened, lane_stream(&device.lanes[IN_LANE]), course.guard, course.error)

@@ -32,6 +32,7 @@ cdef int64_t round_ = 0
 cdef bint stopping = False
 cdef const Extent *work
 cdef int32_t n_work = 0, dealt = 0, at_work = 0
+cdef bint makes_pages = False
 pthread_mutex_init(&gate, NULL)
 pthread_cond_init(&begins, NULL)
 pthread_cond_init(&ends, NULL)
@@ -57,14 +58,14 @@ cdef void helpers_close() noexcept nogil:
     n_threads = 0
 
 
-cdef void helpers_copy(const Extent *extents, int32_t n) noexcept nogil:
-    global round_, work, n_work
+cdef void helpers_copy(const Extent *extents, int32_t n, bint fresh) noexcept nogil:
+    global round_, work, n_work, makes_pages
     cdef int32_t i
     for i in range(n):
-        if extents[i].rows == 1:
+        if fresh and extents[i].rows == 1:
             advise(extents[i].target, extents[i].width, HUGE_PAGE, ADVISE_HUGE)
     pthread_mutex_lock(&gate)
-    work, n_work = extents, n
+    work, n_work, makes_pages = extents, n, fresh
     store_i32(&dealt, 0)
     store_i32(&at_work, n_threads)
     round_ += 1
@@ -116,7 +117,8 @@ cdef void copy_range(const Extent *extent, int64_t start) noexcept nogil:
         row, column = start // extent.width, start % extent.width
         bytes = min(left, extent.width - column)
         # Memory that was never written has no pages yet. Where this is not possible memcpy makes them, fault by fault.
-        advise(extent.target + row * extent.target_pitch + column, bytes, PAGE, POPULATE_WRITE)
+        if makes_pages:
+            advise(extent.target + row * extent.target_pitch + column, bytes, PAGE, POPULATE_WRITE)
         memcpy(extent.target + row * extent.target_pitch + column, extent.source + row * extent.source_pitch + column, bytes)
         start += bytes
         left -= bytes

@@ -104,7 +104,13 @@ cdef enum Link:
     LINK_PEER       # on the source's peer lane
     LINK_RELAY      # through the target's ring
 
-# A chunk of pinned memory between a device and pageable memory (staging.pxd).
+# What staging does for a ticket (staging.pxd).
+cdef enum:
+    STAGE_OUT           # device to pageable memory: a lane fills a chunk, helpers empty it
+    STAGE_IN            # pageable memory to device: helpers fill, a lane empties
+    STAGE_BESIDE        # pinned to pinned memory, beside a ring: helpers copy from end to end, and the chunk's memory is not used
+
+# A chunk of pinned memory between a device and pageable memory.
 cdef enum:
     STAGE_FREE
     STAGE_FILLING       # pieces are being added
@@ -116,8 +122,7 @@ cdef enum:
 cdef struct StageChunk:
     char *memory
     cudaEvent_t event           # behind the lane's half
-    int32_t state, layer, n     # layer: of its first piece
-    bint inward                 # to the device
+    int32_t state, way, layer, n    # layer: of its first piece
     int64_t fill
     Extent to_chunk[RING_PIECES]
     Extent from_chunk[RING_PIECES]
@@ -127,7 +132,8 @@ cdef struct Staging:
     int32_t slots, at           # at: the chunk that is being filled
     int64_t chunk_bytes
     uint64_t owner              # the ticket that has it, or 0
-    bint inward, may_read       # to the device; what the ticket waits for is over, as the helpers need it
+    int32_t way
+    bint may_read               # what the ticket waits for is over, as helpers need it that read its source
     cudaEvent_t opened          # behind what the ticket waits for
     StageChunk chunks[MAX_RING]
 
@@ -204,6 +210,7 @@ cdef struct CopierData:
     int32_t relays_in_flight    # rings between devices, for each ticket that goes through one
     int32_t relay_slots         # of each such ring
     int64_t relay_slot_bytes
+    int32_t helpers             # threads, beside the worker
     int64_t chunk               # bytes after which a lane between device and host changes streams
     int64_t patience            # ns after which a ticket whose word is missing is asked for
     DeviceLanes *devices

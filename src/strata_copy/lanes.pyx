@@ -64,6 +64,8 @@ cdef int ring_copy(const CopierData *copier, Ring *ring, const Extent *extent, i
             return PAUSE
         room = most - ring.fill
         if ring.n == RING_PIECES or room <= 0 or (room < extent.width <= most and extent.rows > 1):
+            if budget.bytes < most:     # the rest of it would have a slot by itself
+                return PAUSE
             status = ring_flush(copier, ring, guard, error)
             room = most
         cut(extent, into[0], min(room, max(budget.bytes, ALIGNMENT)), max_pitch, &piece)

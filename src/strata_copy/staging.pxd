@@ -1,5 +1,6 @@
 """Staging: pageable memory is reached through pinned chunks. A lane copies between the device and a chunk, helper threads between the
-chunk and the pageable memory: the driver would do that with one thread, and hold the caller.
+chunk and the pageable memory: the driver would do that with one thread, and hold the caller. A long copy from pinned to pinned memory, which
+a ring bounds to half of PCIe, has the helpers copy a share of it beside the ring.
 
 Who owns what: each device has a few chunks, made as the copier opens, and one ticket at a time has all of them. A chunk's state is used
 under the copier's lock; while it is STAGE_BUSY its pieces belong to the helpers (helpers.pxd) and the lock is free.
@@ -12,21 +13,21 @@ from strata_copy.cudart cimport Guard
 from strata_copy.lanes cimport Budget, CopierData, DeviceLanes, Extent, StageChunk
 
 # Under the lock, all of them. Whether the ticket has the chunks, or has them now.
-cdef bint stage_take(DeviceLanes *device, uint64_t ticket, bint inward) noexcept nogil
-# As lane_copy, with pageable memory on one side. PAUSE also where no chunk is free.
+cdef bint stage_take(DeviceLanes *device, uint64_t ticket, int32_t way) noexcept nogil
+# As lane_copy, with pageable memory on one side or no device at all. PAUSE also where no chunk is free.
 cdef int stage_copy(const CopierData *copier, DeviceLanes *device, const Extent *extent, int64_t *into, Budget *budget, int32_t layer,
                     const Guard *guard, Error *error) noexcept nogil
 # Lets the chunk go on that is being filled.
 cdef int stage_flush(DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil
-# Whether nothing is on its way between chunks and pageable memory; and in or out of the chunks at all.
+# Whether nothing waits for helpers or is with them; and nothing is in the chunks at all.
 cdef bint stage_sent(const DeviceLanes *device) noexcept nogil
 cdef bint stage_empty(const DeviceLanes *device) noexcept nogil
 # The first layer of which bytes are still on their way, or `none`.
 cdef int32_t stage_layer(const DeviceLanes *device, int32_t none) noexcept nogil
 # Looks what lanes and helpers have done, sends on what can be sent, and adds to `landed`.
 cdef int stage_look(const CopierData *copier, DeviceLanes *device, int64_t *landed, const Guard *guard, Error *error) noexcept nogil
-# Whether that copies to the device.
-cdef bint stage_sends(const DeviceLanes *device) noexcept nogil
+# Whether that, or what helpers do behind it, writes to the target other than to pageable memory.
+cdef bint stage_writes(const DeviceLanes *device) noexcept nogil
 # A chunk for the helpers, now STAGE_BUSY, or NULL; and when they are done with it.
 cdef StageChunk *stage_next(DeviceLanes *device) noexcept nogil
 cdef void stage_copied(StageChunk *chunk) noexcept nogil

@@ -6,19 +6,19 @@ from strata_copy.abi cimport FAILED, OK, Error
 from strata_copy.atomics cimport add_i64
 from strata_copy.cudart cimport Guard, cudaErrorNotReady, cuda_failed, observed, published, rt
 from strata_copy.lanes cimport (
-    IN_LANE, OUT_LANE, PAUSE, RING_PIECES, STAGE_BUSY, STAGE_COPIED, STAGE_FILLING, STAGE_FREE, STAGE_HELPERS, STAGE_LANE, Budget,
-    CopierData, DeviceLanes, Extent, Lane, Staging, copy_piece, cut, lane_stream, record, spend,
+    IN_LANE, OUT_LANE, PAUSE, RING_PIECES, STAGE_BESIDE, STAGE_BUSY, STAGE_COPIED, STAGE_FILLING, STAGE_FREE, STAGE_HELPERS, STAGE_IN, STAGE_LANE,
+    STAGE_OUT, Budget, CopierData, DeviceLanes, Extent, Lane, Staging, copy_piece, cut, lane_stream, record, spend,
 )
 
 
-cdef bint stage_take(DeviceLanes *device, uint64_t ticket, bint inward) noexcept nogil:
+cdef bint stage_take(DeviceLanes *device, uint64_t ticket, int32_t way) noexcept nogil:
     cdef Staging *staging = &device.staging
-    if staging.owner == ticket and staging.inward == inward:
+    if staging.owner == ticket and staging.way == way:
         return True
     if not stage_empty(device):
         return False
     observed(staging)
-    staging.owner, staging.inward, staging.may_read = ticket, inward, False
+    staging.owner, staging.way, staging.may_read = ticket, way, False
     return True
 
 
@@ -35,7 +35,7 @@ cdef int stage_copy(const CopierData *copier, DeviceLanes *device, const Extent 
             return PAUSE
         if chunk.state == STAGE_FREE:
             chunk.state, chunk.layer, chunk.n, chunk.fill = STAGE_FILLING, layer, 0, 0
-            chunk.inward = staging.inward
+            chunk.way = staging.way
         room = staging.chunk_bytes - chunk.fill
         if chunk.n == RING_PIECES or room <= 0 or (room < extent.width <= staging.chunk_bytes and extent.rows > 1):
             status = stage_flush(device, guard, error)
@@ -52,17 +52,20 @@ cdef int stage_copy(const CopierData *copier, DeviceLanes *device, const Extent 
 
 cdef int stage_piece(const CopierData *copier, DeviceLanes *device, StageChunk *chunk, const Extent *piece, const Guard *guard,
                      Error *error) noexcept nogil:
-    """Notes both halves of a piece. Out of a device the lane's half comes first."""
+    """Notes both halves of a piece, or all of it for helpers alone. Out of a device the lane's half comes first."""
     cdef Staging *staging = &device.staging
     cdef Extent *first = &chunk.to_chunk[chunk.n]
     cdef Extent *second = &chunk.from_chunk[chunk.n]
+    cdef int64_t start = chunk.fill
     first[0] = second[0] = piece[0]
-    first.target = chunk.memory + chunk.fill
-    second.source = first.target
-    first.target_pitch = second.source_pitch = piece.width
     chunk.n += 1
     chunk.fill += (piece.width * piece.rows + 511) & ~<int64_t>511
-    return OK if staging.inward else copy_piece(device, &device.lanes[OUT_LANE], first, guard, error)
+    if staging.way == STAGE_BESIDE:
+        return OK
+    first.target = chunk.memory + start
+    second.source = first.target
+    first.target_pitch = second.source_pitch = piece.width
+    return OK if staging.way == STAGE_IN else copy_piece(device, &device.lanes[OUT_LANE], first, guard, error)
 
 
 cdef int stage_flush(DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
@@ -71,10 +74,10 @@ cdef int stage_flush(DeviceLanes *device, const Guard *guard, Error *error) noex
     cdef int status = OK
     if staging.slots == 0 or chunk.state != STAGE_FILLING:
         return OK
-    if not staging.inward:
+    if staging.way == STAGE_OUT:
         status = record(device, chunk.event, lane_stream(&device.lanes[OUT_LANE]), guard, error)
     if status == OK:
-        chunk.state = STAGE_HELPERS if staging.inward else STAGE_LANE
+        chunk.state = STAGE_LANE if staging.way == STAGE_OUT else STAGE_HELPERS
         staging.at = (staging.at + 1) % staging.slots
     return status
 
@@ -82,7 +85,7 @@ cdef int stage_flush(DeviceLanes *device, const Guard *guard, Error *error) noex
 cdef bint stage_sent(const DeviceLanes *device) noexcept nogil:
     cdef int32_t i
     for i in range(device.staging.slots):
-        if device.staging.chunks[i].state != STAGE_FREE and (not device.staging.inward or device.staging.chunks[i].state != STAGE_LANE):
+        if device.staging.chunks[i].state != STAGE_FREE and (device.staging.way != STAGE_IN or device.staging.chunks[i].state != STAGE_LANE):
             return False
     return True
 
@@ -110,7 +113,7 @@ cdef int stage_look(const CopierData *copier, DeviceLanes *device, int64_t *land
     cdef int32_t i
     cdef int status = OK
     observed(staging)
-    if staging.inward and not staging.may_read and not stage_empty(device):
+    if staging.way != STAGE_OUT and not staging.may_read and not stage_empty(device):
         status = is_over(device, staging.opened, guard, error)
         if status != OK:
             return OK if status == PAUSE else status
@@ -119,27 +122,28 @@ cdef int stage_look(const CopierData *copier, DeviceLanes *device, int64_t *land
         chunk = &staging.chunks[(staging.at + i) % staging.slots]
         if chunk.state == STAGE_COPIED:
             observed(chunk)
-        if chunk.state == STAGE_COPIED and staging.inward:
+        if chunk.state == STAGE_COPIED and staging.way == STAGE_IN:
             status = send(copier, device, chunk, guard, error)
         elif chunk.state == STAGE_COPIED:
             add_i64(landed, bytes_of(chunk))
             chunk.state = STAGE_FREE
         elif chunk.state == STAGE_LANE:
             status = is_over(device, chunk.event, guard, error)
-            if status == OK and staging.inward:
+            if status == OK and staging.way == STAGE_IN:
                 add_i64(landed, bytes_of(chunk))
             if status == OK:
-                chunk.state = STAGE_FREE if staging.inward else STAGE_HELPERS
+                chunk.state = STAGE_FREE if staging.way == STAGE_IN else STAGE_HELPERS
         if status != OK and status != PAUSE:
             return status
     published(staging)
     return OK
 
 
-cdef bint stage_sends(const DeviceLanes *device) noexcept nogil:
-    cdef int32_t i
+cdef bint stage_writes(const DeviceLanes *device) noexcept nogil:
+    cdef int32_t i, state
     for i in range(device.staging.slots):
-        if device.staging.inward and device.staging.chunks[i].state == STAGE_COPIED:
+        state = device.staging.chunks[i].state
+        if (device.staging.way == STAGE_IN and state == STAGE_COPIED) or (device.staging.way == STAGE_BESIDE and state != STAGE_FREE):
             return True
     return False
 
@@ -180,7 +184,7 @@ cdef StageChunk *stage_next(DeviceLanes *device) noexcept nogil:
     cdef int32_t i
     for i in range(staging.slots):
         chunk = &staging.chunks[(staging.at + i) % staging.slots]
-        if chunk.state == STAGE_HELPERS and (staging.may_read or not staging.inward):
+        if chunk.state == STAGE_HELPERS and (staging.may_read or staging.way == STAGE_OUT):
             chunk.state = STAGE_BUSY
             return chunk
     return NULL

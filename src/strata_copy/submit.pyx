@@ -13,7 +13,7 @@ from strata_copy.abi cimport (
 from strata_copy.atomics cimport add_i32, load_i32, store_i32, store_i64, store_u64
 from strata_copy.checks cimport check_devices, check_open, check_plan_now, check_waits, uses_device
 from strata_copy.copier cimport copier_reserve, the_tables
-from strata_copy.courses cimport Course, course_begin, course_go, in_hook
+from strata_copy.courses cimport STEP_ON, Course, course_begin, course_go, in_hook
 from strata_copy.cudart cimport clear, guard_enter, guard_leave, outcome
 from strata_copy.images cimport image_written
 from strata_copy.kinship cimport handed_on
@@ -291,7 +291,7 @@ cdef int queue_all(Submission *s) noexcept nogil:
         for d in range(n):
             if status == OK and not courses[d].ended:
                 budget.bytes, budget.calls, budget.layers = <int64_t>1 << 62, 1 << 30, 1 << 30 if n == 1 else 1
-                status = course_go(&courses[d], &budget, False, &s.guard, s.error)
+                status = course_go(&courses[d], &budget, STEP_ON, &s.guard, s.error)
                 left -= courses[d].ended
         if status != OK:
             return status

@@ -412,6 +412,7 @@ cdef int wait_queued(Slot *slot, int32_t layers, int64_t timeout_ns, Error *erro
             return AGAIN
         if not ran_something():
             wait_for_news(slot, layers, began + timeout_ns if timeout_ns > 0 else now() + 1000000000)
+    observed(&slot.layers_queued)
     status = load_i32(&slot.status)
     if status >= OK:
         status = load_i32(&slot.verdict)

@@ -11,22 +11,23 @@ from strata_copy.abi cimport (
 from strata_copy.atomics cimport add_i64, load_i32, store_i32
 from strata_copy.copier cimport free_event, free_stream, make_event, make_stream, stand_on_device, the_tables
 from strata_copy.courses cimport (
-    chunk_of_plan, course_begin, course_cut, course_go, course_room, course_tell, course_touch, in_hook, lanes_of_plan,
+    STEP_BESIDE, STEP_ONE_WAY, chunk_of_plan, course_begin, course_cut, course_go, course_room, course_tell, course_touch, in_hook,
+    lanes_of_plan, only_by_ring, slot_of_plan,
 )
 from strata_copy.cudart cimport (
     Guard, clear, cudaErrorNotReady, cudaEventDisableTiming, cudaEvent_t, cuda_failed, guard_enter, guard_leave,
     observed, outcome, published, rt,
 )
 from strata_copy.lanes cimport (
-    CLOSED, LANES, PAUSE, Budget, CopierData, DeviceLanes, Extent, Slot, StageChunk, device_index, guard_to_close, lane_stream, now,
+    CLOSED, LANES, PAUSE, STAGE_BESIDE, STAGE_IN, STAGE_OUT, Budget, CopierData, DeviceLanes, Extent, Slot, StageChunk, device_index, guard_to_close, lane_stream, now,
     poison_all, pthread_cond_broadcast, pthread_cond_init, pthread_cond_t, pthread_cond_timedwait, pthread_cond_wait,
     pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t, pthread_create, pthread_join, pthread_mutex_init,
     pthread_mutex_lock, pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock, pthread_t, record, wait_event,
 )
 from strata_copy.helpers cimport helpers_close, helpers_copy, helpers_open
 from strata_copy.layout cimport LayoutData
-from strata_copy.plan cimport MAX_DEVICES, Units
-from strata_copy.staging cimport stage_copied, stage_drop, stage_look, stage_next, stage_sends
+from strata_copy.plan cimport MAX_DEVICES, PlanData, Units
+from strata_copy.staging cimport stage_copied, stage_drop, stage_empty, stage_look, stage_next, stage_writes
 from strata_copy.submit cimport Submission
 from strata_copy.tickets cimport (
     QUEUING, cut_short, give_up, nap, no_ticket, of_hook, pin, ran_something, sweep, tell_news, unpin,
@@ -36,6 +37,8 @@ from strata_copy.tickets cimport (
 cdef enum:
     CALLS_OF_A_STEP = 64
     CALLS_AHEAD = 256
+    STEPS_BESIDE = 3            # 2 ms of a ring, while the worker copies with the helpers for less than one
+    LEAST_BESIDE = 4            # shares of the helpers that are left at least, or they would be the last to end
     LEAST_AHEAD = 1024          # bytes: what a copy costs does not depend on the bytes below that
     LOOK_NS = 100000            # between two looks at what has landed
     IDLE_NS = 1000000000
@@ -83,7 +86,7 @@ cdef int feed(Job *job, Submission *s) noexcept nogil:
     for d in range(s.copier.n_devices):
         if s.slot.devices[d].used:
             course_begin(&job.legs[d].course, s.copier, s.slot, d, &job.request, job.units, gate)
-            size_window(&job.legs[d], s.copier, &job.request, chunk_of_plan(s.copier, s.plan, d))
+            size_window(&job.legs[d], s.copier, &job.request, s.plan, d)
     job.slot, job.ticket, job.started = s.slot, s.slot.ticket, False
     s.slot.counted = s.slot.fed = True
     add_i64(<int64_t *>&s.plan.target.generation, 1)
@@ -290,8 +293,9 @@ cdef int go_on(CopierData *copier, Job *job, const uint64_t *taken, bint begins,
     for d in range(copier.n_devices):
         if not slot.devices[d].used or job.legs[d].course.ended:
             continue
-        # Who has the staging goes on in any case: an earlier job may wait for it.
-        clear_way = taken[d] & lanes_of_plan(slot.plan, d) == 0 or copier.devices[d].staging.owner == job.ticket
+        # Who has the staging goes on in any case, for an earlier job may wait for it; beside a ring helpers end by themselves.
+        clear_way = (taken[d] & lanes_of_plan(slot.plan, d) == 0
+                     or (copier.devices[d].staging.owner == job.ticket and copier.devices[d].staging.way != STAGE_BESIDE))
         if clear_way and status == OK:
             status = fill_window(job, &job.legs[d], begins, guard, error)
         queueing += not job.legs[d].course.ended
@@ -306,15 +310,16 @@ cdef int fill_window(Job *job, Leg *leg, bint begins, const Guard *guard, Error 
     cdef Window *window = &leg.window
     cdef int64_t most, ahead = min(leg.ahead, max(leg.ahead // 4, 2 * leg.step)) if begins else leg.ahead
     cdef Budget budget
-    cdef int status = OK
+    cdef int status
     leg.course.units = job.units        # a plan that was made since may have moved them
+    status = give_beside(job, leg, guard, error)
     while status == OK and not leg.course.ended and window.n < MAX_MARKERS and window.calls_ahead < CALLS_AHEAD:
         # Two steps a window at least, so that there is something to do while one of them is looked at.
         most = min(leg.step, max(ahead // 2, 1), ahead - window.bytes_ahead, course_room(&leg.course))
-        if most <= 0:
+        if most <= 0 or (most < leg.least and window.n > 0):
             break
         budget.bytes, budget.calls, budget.layers = most, CALLS_OF_A_STEP, 1 << 30
-        status = course_go(&leg.course, &budget, True, guard, error)
+        status = course_go(&leg.course, &budget, STEP_ONE_WAY, guard, error)
         if status == OK and budget.calls == CALLS_OF_A_STEP and not leg.course.ended:
             break               # it waits for helpers, or for staging that another ticket has
         if status == OK and budget.calls < CALLS_OF_A_STEP:
@@ -322,6 +327,23 @@ cdef int fill_window(Job *job, Leg *leg, bint begins, const Guard *guard, Error 
             if leg.course.only >= LANES:        # staging counts by itself
                 continue
             status = put_marker(leg, most - budget.bytes, CALLS_OF_A_STEP - budget.calls, guard, error)
+    return status
+
+
+cdef int give_beside(Job *job, Leg *leg, const Guard *guard, Error *error) noexcept nogil:
+    """Helpers take their next share beside a ring once they are done with the latest, before the ring takes its own: what they wait for
+    is then not behind that."""
+    cdef Slot *slot = job.slot
+    cdef int64_t rest
+    cdef Budget budget
+    cdef int status
+    rest = slot.bytes - slot.queued_bytes
+    if (leg.beside == 0 or leg.course.ended or rest < leg.beside or rest + leg.window.bytes_ahead < LEAST_BESIDE * leg.beside
+            or not stage_empty(leg.course.device)):
+        return OK
+    budget.bytes, budget.calls, budget.layers = leg.beside, CALLS_OF_A_STEP, 1 << 30
+    status = course_go(&leg.course, &budget, STEP_BESIDE, guard, error)
+    slot.queued_bytes += leg.beside - budget.bytes
     return status
 
 
@@ -374,7 +396,7 @@ cdef int look(CopierData *copier, Job *job, const Guard *guard, Error *error) no
     for d in range(copier.n_devices):
         window = &job.legs[d].window
         if job.slot.devices[d].used and copier.devices[d].staging.owner == job.ticket:
-            if stage_sends(&copier.devices[d]):
+            if stage_writes(&copier.devices[d]):
                 course_touch(&job.legs[d].course)
             code = stage_look(copier, &copier.devices[d], &job.slot.landed, guard, error)
             if code != OK:
@@ -394,15 +416,23 @@ cdef int look(CopierData *copier, Job *job, const Guard *guard, Error *error) no
     return OK
 
 
-cdef void size_window(Leg *leg, const CopierData *copier, const Request *request, int64_t chunk) noexcept nogil:
-    """For a ticket that has nothing in it yet."""
-    leg.step = chunk
-    leg.ahead = max(request.bytes_ahead, LEAST_AHEAD) if request.bytes_ahead > 0 else copier.window * chunk
+cdef void size_window(Leg *leg, const CopierData *copier, const Request *request, const PlanData *plan, int32_t d) noexcept nogil:
+    """For a ticket that has nothing in it yet. One that shall keep its distance has no helpers beside its ring, nor one with a hook, which
+    would have to wait for them behind each layer; with them the ring has less ahead, for at the end it copies that alone."""
+    cdef const DeviceLanes *device = leg.course.device
+    leg.step = chunk_of_plan(copier, plan, d)
+    leg.ahead = max(request.bytes_ahead, LEAST_AHEAD) if request.bytes_ahead > 0 else copier.window * leg.step
+    leg.least = min(slot_of_plan(copier, plan, d), leg.step, leg.ahead // 2)
+    leg.beside = 0
+    if (only_by_ring(plan, d) and copier.helpers > 0 and device.staging.slots > 0 and request.bytes_ahead <= 0
+            and request.hook == NULL and leg.course.slot.bytes >= LEAST_BESIDE * device.staging.chunk_bytes):
+        leg.beside = device.staging.chunk_bytes
+        leg.ahead = min(leg.ahead, STEPS_BESIDE * leg.step)
     leg.window.first = leg.window.n = leg.window.calls_ahead = 0
     leg.window.bytes_ahead = 0
 
 
-# ---- the helpers' half of staging
+# ---- the helpers' part of staging
 
 cdef StageChunk *next_chunk(CopierData *copier) noexcept nogil:
     cdef StageChunk *chunk
@@ -416,12 +446,12 @@ cdef StageChunk *next_chunk(CopierData *copier) noexcept nogil:
 
 cdef void copy_chunk(CopierData *copier, StageChunk *chunk) noexcept nogil:
     """Without the lock: it takes milliseconds. The ticket cannot end meanwhile, for only the worker ends one that it feeds."""
-    cdef const Extent *pieces = &chunk.to_chunk[0] if chunk.inward else &chunk.from_chunk[0]
+    cdef const Extent *pieces = &chunk.to_chunk[0] if chunk.way == STAGE_IN else &chunk.from_chunk[0]
     cdef int32_t i
     for i in range(chunk.n if rt.accessed != NULL else 0):
         rt.accessed(pieces[i].source, pieces[i].source_pitch, pieces[i].width, pieces[i].rows, 0)
         rt.accessed(pieces[i].target, pieces[i].target_pitch, pieces[i].width, pieces[i].rows, 1)
-    helpers_copy(pieces, chunk.n)
+    helpers_copy(pieces, chunk.n, chunk.way == STAGE_OUT)
     pthread_mutex_lock(&copier.lock)
     stage_copied(chunk)
     pthread_mutex_unlock(&copier.lock)
