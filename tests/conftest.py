@@ -16,8 +16,6 @@ from loops import build
 from strata_copy import host_runtime, runtime
 
 SHORT_SEEDS, LONG_SEEDS = 20, 200
-FAULT_PAIRS = pytest.StashKey[set]()
-CELLS = pytest.StashKey()
 
 # They say nothing of a GPU, and a machine with one and no network may lack what they need.
 collect_ignore = (
@@ -61,21 +59,6 @@ def pytest_collection_modifyitems(config, items):
     kept = [item for item in items if fits(item)]
     config.hook.pytest_deselected(items=[item for item in items if not fits(item)])
     items[:] = kept
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    pairs = config.stash.get(FAULT_PAIRS, set())
-    if pairs:
-        functions = {function for _, _, function, _, _ in pairs}
-        terminalreporter.write_line(f"fault pairs: {len(pairs)} (functions: {len(functions)})")
-    table = config.stash.get(CELLS, {})
-    if table:
-        terminalreporter.section("engine loop: equal to the reference, into a slot, back, and back at a checkpoint")
-    for what in dict.fromkeys(what for what, _ in table):
-        lengths = "; ".join(
-            f"{name} {' '.join(map(str, table.get((what, direct), ())))}" for name, direct in (("off", 0), ("on", 1))
-        )
-        terminalreporter.write_line(f"{what}: {lengths}")
 
 
 def pytest_sessionfinish(session):
@@ -128,11 +111,11 @@ def nothing_left_behind(request, opened_runtime):
     assert not left_open, "the test left a copier open"
 
 
-@pytest.fixture(scope="session")
-def fault_pairs(pytestconfig):
-    """The calls that were made to fail in this session, each with each code: tuples of operation, route, function,
-    number of the call, code."""
-    return pytestconfig.stash.setdefault(FAULT_PAIRS, set())
+@pytest.fixture
+def fault_pairs(request):
+    """Takes the calls that a test has made to fail, each with each code, for the run to count: tuples of operation,
+    route, function, number of the call, code."""
+    return lambda tried: request.node.user_properties.append(("fault pairs", list(tried)))
 
 
 @pytest.fixture
@@ -180,11 +163,7 @@ def held():
 def cells(request):
     """Notes a cell of the engine loop's table, which the summary lists: what it is, the way, the length."""
 
-    def passed(what, direct, length):
-        table = request.config.stash.setdefault(CELLS, {})
-        table.setdefault((what, direct), []).append(length)
-
-    return passed
+    return lambda *cell: request.node.user_properties.append(("engine cell", cell))
 
 
 @pytest.fixture(scope="session")

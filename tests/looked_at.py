@@ -31,12 +31,15 @@ CELLS = tuple(Cell(*values) for values in product(FORMATS, KINDS, KINDS, WAYS, L
 
 class LookedAt:
     """A pytest plugin. What a test stands for is in its user_properties: ("cell", its number in CELLS), ("seed", n),
-    ("figure", a line to print)."""
+    ("figure", a line to print), ("fault pairs", a list), ("engine cell", what it is of, 0 for off and 1 for on, a
+    length)."""
 
     def __init__(self, config):
         self.cells = {}  # number -> outcomes of its test
         self.seeds = Counter()  # (seed, outcome) -> tests
         self.figures = []
+        self.fault_pairs = set()
+        self.engine_cells = {}  # (what, off or on) -> lengths
         self.asked_for_some = any("::" in argument for argument in config.args) or config.getoption("lf", False)
         self.table_was_collected = False
 
@@ -56,6 +59,11 @@ class LookedAt:
                 self.seeds[value, report.outcome] += 1
             elif name == "figure" and report.when == "call":
                 self.figures.append(value)
+            elif name == "fault pairs":
+                self.fault_pairs.update(map(tuple, value))
+            elif name == "engine cell":
+                what, direct, length = value
+                self.engine_cells.setdefault((what, direct), []).append(length)
 
     def pytest_sessionfinish(self, session):
         if self.missing() and session.exitstatus == pytest.ExitCode.OK and not session.config.getoption("collectonly"):
@@ -66,9 +74,13 @@ class LookedAt:
             terminalreporter.section("exactness")
             for line in self.table():
                 terminalreporter.line(line)
-        if self.seeds or self.figures:
+        if self.seeds or self.figures or self.fault_pairs:
             terminalreporter.section("counts")
-            for line in [*self.seed_lines(), *self.figures]:
+            for line in [*self.seed_lines(), *self.figures, *self.fault_lines()]:
+                terminalreporter.line(line)
+        if self.engine_cells:
+            terminalreporter.section("engine loop: equal to the reference, into a slot, back, and back at a checkpoint")
+            for line in self.engine_table():
                 terminalreporter.line(line)
 
     def missing(self):
@@ -108,6 +120,17 @@ class LookedAt:
                 f"{sum(self.seeds.values())} runs under {len(seeds)} seeds ({min(seeds)} to {max(seeds)}), "
                 f"{failed} with a race or a wrong byte"
             )
+
+    def fault_lines(self):
+        if self.fault_pairs:
+            functions = {function for _, _, function, _, _ in self.fault_pairs}
+            yield f"fault pairs: {len(self.fault_pairs)} (functions: {len(functions)})"
+
+    def engine_table(self):
+        for what in sorted({what for what, _ in self.engine_cells}):
+            lengths = (sorted(self.engine_cells.get((what, direct), ())) for direct in (0, 1))
+            off, on = (" ".join(map(str, row)) for row in lengths)
+            yield f"{what}: off {off}; on {on}"
 
 
 def is_of_table(item):

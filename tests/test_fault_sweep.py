@@ -178,7 +178,7 @@ def run(operation, name, route, faults, fault_pairs):
             except BaseException as wrong:
                 raise AssertionError(f"{name} on route {route}: {fault}") from wrong
         tried.add((name, route, fault.function, fault.nth, fault.code))
-    fault_pairs |= tried
+    fault_pairs(tried)
     return len(tried)
 
 

@@ -1,4 +1,4 @@
-"""Pinned memory to pinned memory, through the ring and by the driver, and a foreign copy beside the ring."""
+"""Pinned memory to pinned memory, by ring and helpers, by the ring alone and by the driver, and a foreign copy beside it."""
 
 from copies.loops import by_library, by_streams
 
@@ -21,13 +21,16 @@ def rows(setting: Setting, result: Result, rings: bool) -> list[Figure]:
     result.wrong += verify(f"{name}, by the driver", case)
     case.spoil()
     ours = spread(by_library([case.plan], case.upto, setting.streams[0], many, few), 1e-6)
-    submit = spread(by_submit(case.plan, case.upto, many, 1)[:, WHAT.index("submit")], 1e-6, 4)
+    took = by_submit(case.plan, case.upto, many, 1)
+    submit = spread(took[:, WHAT.index("submit")], 1e-6, 4)
+    cpu = spread(took[:, WHAT.index("cpu of others")], 1e3 / case.bytes)
     result.wrong += verify(name, case)
     rate = {"bytes": case.bytes, "ms": ours, "ms by cudaMemcpyAsync": plain}
     gbs = {"ours": gb_per_s(case, ours), "the driver's": gb_per_s(case, plain)}
     found = [
         Figure(f"{name}, ours / cudaMemcpyAsync", round(plain["median"] / ours["median"], 3), "", RATIO, True, rate),
-        Figure(name, gbs["ours"], "GB/s", samples=half_of_both_ways(setting, gbs["ours"])),
+        Figure(name, gbs["ours"], "GB/s"),
+        Figure(f"CPU of others than the caller, {name}", cpu["median"], "ms/GB", samples=cpu),
         Figure(f"{name}, by cudaMemcpyAsync", gbs["the driver's"], "GB/s"),
         Figure(f"submit, {name}", submit["median"], "ms", SUBMIT, samples=submit),
     ]
@@ -35,7 +38,18 @@ def rows(setting: Setting, result: Result, rings: bool) -> list[Figure]:
         case.spoil()
         found += beside_foreign(setting, case, way, "the ring", -int(-IN_FLIGHT // case.bytes), 5)
     result.wrong += verify("the ring beside a foreign copy", case)
+    found.append(ring_alone(setting, result, name, many))
     return found + (compared(setting, result) if rings else [])
+
+
+def ring_alone(setting: Setting, result: Result, name: str, repetitions: int) -> Figure:
+    with setting.copier_with(helpers=0):
+        case = pinned_to_pinned(setting)
+        case.spoil()
+        times = spread(by_library([case.plan], case.upto, setting.streams[0], repetitions, 1), 1e-6)
+        result.wrong += verify(f"{name}, the ring alone", case)
+    rate = gb_per_s(case, times)
+    return Figure(f"{name}, the ring alone", rate, "GB/s", samples=times | half_of_both_ways(setting, rate))
 
 
 def pinned_to_pinned(setting: Setting) -> Case:
@@ -53,11 +67,11 @@ def half_of_both_ways(setting: Setting, rate: float) -> dict[str, float]:
 
 
 def compared(setting: Setting, result: Result) -> list[Figure]:
-    """Rings of other shapes, a copier for each."""
+    """Rings of other shapes, alone, a copier for each."""
     found = []
     for chunk in CHUNKS:
         for slots in SLOTS:
-            with setting.copier_with(device_memory=int(slots * chunk * 2**20), ring_slots=slots):
+            with setting.copier_with(device_memory=int(slots * chunk * 2**20), ring_slots=slots, helpers=0):
                 case = pinned_to_pinned(setting)
                 name = f"pinned -> pinned, {slots} chunks of {chunk} MiB"
                 case.spoil()
