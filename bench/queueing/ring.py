@@ -1,4 +1,4 @@
-"""Pinned memory to pinned memory, by ring and helpers, by the ring alone and by the driver, and a foreign copy beside it."""
+"""Pinned memory to pinned memory: by ring and helpers, by the ring alone, by the driver; a foreign copy beside it."""
 
 from copies.loops import by_library, by_streams
 
