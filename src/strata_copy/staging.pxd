@@ -1,6 +1,6 @@
 """Staging: pageable memory is reached through pinned chunks. A lane copies between the device and a chunk, helper threads between the
-chunk and the pageable memory: the driver would do that with one thread, and hold the caller. A long copy from pinned to pinned memory, which
-a ring bounds to half of PCIe, has the helpers copy a share of it beside the ring.
+chunk and the pageable memory: the driver would do that with one thread, and hold the caller. Of a long copy from pinned to pinned memory,
+which its ring bounds to half of PCIe, the helpers copy a share beside the ring.
 
 Who owns what: each device has a few chunks, made as the copier opens, and one ticket at a time has all of them. A chunk's state is used
 under the copier's lock; while it is STAGE_BUSY its pieces belong to the helpers (helpers.pxd) and the lock is free.

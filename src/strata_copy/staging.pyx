@@ -6,8 +6,8 @@ from strata_copy.abi cimport FAILED, OK, Error
 from strata_copy.atomics cimport add_i64
 from strata_copy.cudart cimport Guard, cudaErrorNotReady, cuda_failed, observed, published, rt
 from strata_copy.lanes cimport (
-    IN_LANE, OUT_LANE, PAUSE, RING_PIECES, STAGE_BESIDE, STAGE_BUSY, STAGE_COPIED, STAGE_FILLING, STAGE_FREE, STAGE_HELPERS, STAGE_IN, STAGE_LANE,
-    STAGE_OUT, Budget, CopierData, DeviceLanes, Extent, Lane, Staging, copy_piece, cut, lane_stream, record, spend,
+    IN_LANE, OUT_LANE, PAUSE, RING_PIECES, STAGE_BESIDE, STAGE_BUSY, STAGE_COPIED, STAGE_FILLING, STAGE_FREE, STAGE_HELPERS, STAGE_IN,
+    STAGE_LANE, STAGE_OUT, Budget, CopierData, DeviceLanes, Extent, Lane, Staging, copy_piece, cut, lane_stream, record, spend,
 )
 
 
@@ -83,9 +83,10 @@ cdef int stage_flush(DeviceLanes *device, const Guard *guard, Error *error) noex
 
 
 cdef bint stage_sent(const DeviceLanes *device) noexcept nogil:
-    cdef int32_t i
+    cdef int32_t i, state
     for i in range(device.staging.slots):
-        if device.staging.chunks[i].state != STAGE_FREE and (device.staging.way != STAGE_IN or device.staging.chunks[i].state != STAGE_LANE):
+        state = device.staging.chunks[i].state
+        if state != STAGE_FREE and (device.staging.way != STAGE_IN or state != STAGE_LANE):
             return False
     return True
 

@@ -19,10 +19,11 @@ from strata_copy.cudart cimport (
     observed, outcome, published, rt,
 )
 from strata_copy.lanes cimport (
-    CLOSED, LANES, PAUSE, STAGE_BESIDE, STAGE_IN, STAGE_OUT, Budget, CopierData, DeviceLanes, Extent, Slot, StageChunk, device_index, guard_to_close, lane_stream, now,
-    poison_all, pthread_cond_broadcast, pthread_cond_init, pthread_cond_t, pthread_cond_timedwait, pthread_cond_wait,
-    pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t, pthread_create, pthread_join, pthread_mutex_init,
-    pthread_mutex_lock, pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock, pthread_t, record, wait_event,
+    CLOSED, LANES, PAUSE, STAGE_BESIDE, STAGE_IN, STAGE_OUT, Budget, CopierData, DeviceLanes, Extent, Slot, StageChunk, device_index,
+    guard_to_close, lane_stream, now, poison_all, pthread_cond_broadcast, pthread_cond_init, pthread_cond_t, pthread_cond_timedwait,
+    pthread_cond_wait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t, pthread_create, pthread_join,
+    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock, pthread_t, record,
+    wait_event,
 )
 from strata_copy.helpers cimport helpers_close, helpers_copy, helpers_open
 from strata_copy.layout cimport LayoutData
