@@ -18,11 +18,11 @@ demo: $(VENV)/built
 	$(RUN)/python -m strata_copy demo
 
 test: $(VENV)/built
-	$(RUN)/python -m pytest -n auto --dist loadfile -m "not long"
+	$(RUN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not long"
 
 # make test-full   everything, with the counts that are promised
 test-full: $(VENV)/built
-	$(RUN)/python -m pytest -n auto --dist loadfile --timeout=1800
+	$(RUN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --timeout=1800
 
 # make lint    what CI checks besides the tests
 lint: export PATH := $(CURDIR)/$(RUN):$(PATH)

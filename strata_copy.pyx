@@ -30,7 +30,7 @@ from strata_copy.images cimport image_blob as set_blob, image_publish as show_im
 from strata_copy.lineage cimport (
     Known, Lineage, Track, give_words, lineage_advanced, lineage_dirty, lineage_rewindable, lineage_rewound, take_words,
 )
-from strata_copy.lanes cimport LINK_NONE, MAX_RING, CopierData, DeviceLanes, device_index
+from strata_copy.lanes cimport ALIGNMENT, LINK_NONE, MAX_RING, CopierData, DeviceLanes, device_index
 from strata_copy.layout cimport MAX_GROUPS, MAX_MARKS, Layout, LayoutData, layout_data
 from strata_copy.opening cimport close_on_thread, link_on_thread, open_on_thread
 from strata_copy.plan cimport (
@@ -56,7 +56,6 @@ from strata_copy.places import handle, nanoseconds, whole
 
 ROUTE_NAMES = ("local", "out", "in", "ring", "unstage", "stage", "host", "peer", "relay")
 
-ALIGNMENT = 512        # bytes
 STAGE_CHUNKS = 4
 
 # Held while a copier opens or closes, which let the GIL go. No other lock is taken outside of it.

@@ -11,7 +11,7 @@ from strata_copy.cudart cimport cudaErrorCapturedEvent, cuda_failed, outcome, rt
 from strata_copy.images cimport image_readable, image_writable
 from strata_copy.lanes cimport MAX_AFTER, OPEN, CopierData, Slot, device_index
 from strata_copy.plan cimport PlanData, units_to_move
-from strata_copy.states cimport StateData
+from strata_copy.states cimport StateData, slot_of
 from strata_copy.submit cimport Submission
 from strata_copy.tickets cimport check_not_capturing, check_not_default
 
@@ -60,7 +60,7 @@ cdef int check_plan_now(Submission *s) noexcept nogil:
             return REFUSED
         if s.request.src_generation != 0 and s.request.src_generation != load_u64(&s.plan.sources[i].generation):
             return wrong_generation(s, "source", s.request.src_generation, load_u64(&s.plan.sources[i].generation))
-    if target.writer != 0 and load_i32(&s.copier.slots[target.writer & 255].status) == POISONED:
+    if target.writer != 0 and load_i32(&s.copier.slots[slot_of(target.writer)].status) == POISONED:
         return outcome(s.error, REFUSED, REASON_BUSY, "the target is held by a copy whose device failed: nobody can tell what of it "
                        "still writes")
     if target.image != NULL and image_writable(target, s.request, s.error) != OK:

@@ -15,11 +15,9 @@ from strata_copy.cudart cimport outcome
 from strata_copy.lanes cimport pthread_mutex_lock, pthread_mutex_unlock
 from strata_copy.layout cimport LayoutData, units_at
 from strata_copy.lineage cimport lineage_new, lineage_reset
+from strata_copy.plan cimport SMALL
 from strata_copy.states cimport DISCARDED, UNPUBLISHED, VISIBLE, Run, Runs, StateData, state_drop, state_new
 from strata_copy.tickets cimport sweep
-
-cdef enum:
-    SMALL = 16384               # plan.pyx: parts of this size move together where they lie evenly
 
 
 cdef StateData *image_new(ArenaData *arena, LayoutData *layout, int64_t banks, int64_t chunk, bint scrub, Error *error) noexcept nogil:

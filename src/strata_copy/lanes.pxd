@@ -54,6 +54,7 @@ cdef enum:
     ENDS = LANES - PEER_LANE + 1    # streams of a device that tell it: its own, and those of its lanes between devices
     MAX_RING = 16           # slots of a ring
     RING_PIECES = 64        # pieces of one slot
+    ALIGNMENT = 512         # bytes: of slots, of chunks, and of the pieces in them
     GATHERED = 32           # copies of one call on a peer lane: one by one each takes 2 us of NVLink's time, in one call 0.5
     PAUSE = 16              # a status of our own: the budget is used up, and there is more
 

@@ -16,7 +16,6 @@ cdef extern from *:
     int count_low_zeros "__builtin_ctzll"(unsigned long long) nogil
 
 cdef enum:
-    ALIGNMENT = 512         # of pieces in a slot of a ring
     SHARED_SLOT = 4 << 20   # two H200s, both ways at once by bare streams: 4 slots of 4 MiB 92 GB/s, 2 of 8 91, 2 of 4 87, 4 of 8 71
 
 # Of all copies of one call, from its first on: sources are read when the stream is there.

@@ -13,6 +13,7 @@ from strata_copy.states cimport StateData
 cdef enum:
     MAX_SOURCES = MAX_KIN
     MAX_DEVICES = 16
+    SMALL = 16384           # bytes of a part that moves before its layer where others lie evenly beside it
 
 # How bytes travel.
 cdef enum Route:

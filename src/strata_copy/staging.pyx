@@ -6,8 +6,9 @@ from strata_copy.abi cimport FAILED, OK, Error
 from strata_copy.atomics cimport add_i64
 from strata_copy.cudart cimport Guard, cudaErrorNotReady, cuda_failed, observed, published, rt
 from strata_copy.lanes cimport (
-    IN_LANE, OUT_LANE, PAUSE, RING_PIECES, STAGE_BESIDE, STAGE_BUSY, STAGE_COPIED, STAGE_FILLING, STAGE_FREE, STAGE_HELPERS, STAGE_IN,
-    STAGE_LANE, STAGE_OUT, Budget, CopierData, DeviceLanes, Extent, Lane, Staging, copy_piece, cut, lane_stream, record, spend,
+    ALIGNMENT, IN_LANE, OUT_LANE, PAUSE, RING_PIECES, STAGE_BESIDE, STAGE_BUSY, STAGE_COPIED, STAGE_FILLING, STAGE_FREE, STAGE_HELPERS,
+    STAGE_IN, STAGE_LANE, STAGE_OUT, Budget, CopierData, DeviceLanes, Extent, Lane, Staging, copy_piece, cut, lane_stream, record,
+    spend,
 )
 
 
@@ -42,7 +43,7 @@ cdef int stage_copy(const CopierData *copier, DeviceLanes *device, const Extent 
             if status != OK:
                 return status
             continue
-        cut(extent, into[0], min(room, max(budget.bytes, 512)), device.max_pitch, &piece)
+        cut(extent, into[0], min(room, max(budget.bytes, ALIGNMENT)), device.max_pitch, &piece)
         status = stage_piece(copier, device, chunk, &piece, guard, error)
         if status != OK:
             return status
@@ -59,7 +60,7 @@ cdef int stage_piece(const CopierData *copier, DeviceLanes *device, StageChunk *
     cdef int64_t start = chunk.fill
     first[0] = second[0] = piece[0]
     chunk.n += 1
-    chunk.fill += (piece.width * piece.rows + 511) & ~<int64_t>511
+    chunk.fill += (piece.width * piece.rows + ALIGNMENT - 1) & ~<int64_t>(ALIGNMENT - 1)
     if staging.way == STAGE_BESIDE:
         return OK
     first.target = chunk.memory + start

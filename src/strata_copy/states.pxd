@@ -13,6 +13,10 @@ from strata_copy.lineage cimport Lineage
 cdef enum:
     MAX_TICKETS = 256
     TICKET_WORDS = 4        # MAX_TICKETS bits
+    TICKET_BITS = 8         # a ticket is a generation, and below it the number of its slot
+
+cdef inline int32_t slot_of(uint64_t ticket) noexcept nogil:
+    return <int32_t>(ticket & (MAX_TICKETS - 1))
 
 # Chunks of a part that follow each other in one registration.
 cdef struct Run:

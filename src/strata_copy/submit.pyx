@@ -26,7 +26,7 @@ from strata_copy.plan cimport (
     MAX_DEVICES, ROUTE_IN, ROUTE_LOCAL, ROUTE_OUT, ROUTE_PEER, ROUTE_RELAY, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, PartRoute, PlanData,
     Units, bytes_of, plan_hold, plan_settle, units_to_move,
 )
-from strata_copy.states cimport TICKET_WORDS, StateData
+from strata_copy.states cimport TICKET_BITS, TICKET_WORDS, StateData, slot_of
 from strata_copy.tickets cimport QUEUING, give_up, of_hook, queued_to_end, sweep
 from strata_copy.worker cimport Job, feed, take_job, worker_reserve
 
@@ -230,7 +230,7 @@ cdef Slot *take_slot(Submission *s, int64_t started) noexcept nogil:
     for d in range(s.plan.n_sources):
         add_i32(&s.plan.sources[d].holds, 1)
     store_i32(&slot.status, QUEUING)
-    store_u64(&slot.ticket, generations << 8 | <uint64_t>i)
+    store_u64(&slot.ticket, generations << TICKET_BITS | <uint64_t>i)
     return slot
 
 
@@ -248,12 +248,12 @@ cdef void depend(const Submission *s, Slot *slot) noexcept nogil:
 
 cdef inline void add_slot(Slot *slot, uint64_t ticket) noexcept nogil:
     if ticket != 0:
-        slot.depends[(ticket & 255) >> 6] |= <uint64_t>1 << (ticket & 63)
+        slot.depends[slot_of(ticket) >> 6] |= <uint64_t>1 << (slot_of(ticket) & 63)
 
 
 cdef void publish(Submission *s) noexcept nogil:
     """Later tickets on these states find this one."""
-    cdef int32_t index = s.slot.ticket & 255
+    cdef int32_t index = slot_of(s.slot.ticket)
     cdef int32_t n
     s.plan.target.writer = s.slot.ticket
     for n in range(s.plan.n_sources):

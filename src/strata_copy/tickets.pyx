@@ -21,7 +21,7 @@ from strata_copy.lanes cimport (
 )
 from strata_copy.lineage cimport lineage_reset
 from strata_copy.plan cimport PlanData, plan_drop
-from strata_copy.states cimport StateData
+from strata_copy.states cimport StateData, slot_of
 from strata_copy.worker cimport worker_finish
 
 
@@ -46,7 +46,7 @@ pthread_cond_init(&news, &monotonic)
 
 
 cdef Slot *pin(Ticket ticket) noexcept nogil:
-    cdef Slot *slot = &the_tables().slots[ticket.v & 255]
+    cdef Slot *slot = &the_tables().slots[slot_of(ticket.v)]
     if ticket.v == 0:
         return NULL
     if add_i32(&slot.pins, 1) >= 0 and load_u64(&slot.ticket) == ticket.v and load_i32(&slot.released) == 0:
@@ -295,7 +295,7 @@ cdef void end_readers(CopierData *copier, Slot *slot, int status, const Error *e
 
 
 cdef bint queued_to_end(CopierData *copier, uint64_t ticket) noexcept nogil:
-    cdef const Slot *slot = &copier.slots[ticket & 255]
+    cdef const Slot *slot = &copier.slots[slot_of(ticket)]
     return ticket == 0 or slot.ticket != ticket or load_i32(&slot.status) != QUEUING
 
 
