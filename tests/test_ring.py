@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 import strata_copy as sc
-from fixtures import SYNCED, Memory, after_copy, differences, small_layout, untouched
+from fixtures import CAPACITY, SYNCED, Memory, after_copy, differences, small_layout, untouched
 from strata_copy import host_runtime, runtime
 
 LAYOUT = small_layout("k8v4")
@@ -300,6 +300,90 @@ def test_a_patch_from_a_device_is_no_helpers_work(memory):
     with ring_of(4, mode="helped") as copier:
         assert copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=True).sync()
     assert differences(b, after_copy(a, b, UPTO)) == []
+
+
+def layers_of(*sizes):
+    """A layer of 24 rows of each size; rows of 0 bytes are rows of a mark that stays at 0."""
+    growths = [sc.Growth.linear(4, mark=0 if size else 1) for size in sizes]
+    parts = [
+        sc.Part(name="k", layer=layer, unit_bytes=size or 64, growth=growth)
+        for layer, (size, growth) in enumerate(zip(sizes, growths, strict=True))
+    ]
+    return sc.Layout(parts, marks=("tokens", "none"))
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_a_layer_without_bytes_comes_behind_what_the_ticket_waits_for(seed, mode):
+    """Though the next layers are small enough for helpers to take them whole."""
+    layout = layers_of(0, 4, 4, 64, 64, 64, 64, 64)
+    host_runtime.configure(devices=1, seed=seed)
+    a, b = (Memory(layout, tag, "pinned") for tag in (1, 2))
+    _, base, size = b.blocks[0]
+    with ring_of(4, 1024, mode, window=4) as copier:
+        writer, reader, device = runtime.stream_create(), runtime.stream_create(), runtime.malloc(size)
+        runtime.memcpy_async(base, device, size, writer)
+        ticket = copier.submit(a.state, b.state, upto=(CAPACITY, 0), after=[sc.Stream(writer)], feed=True)
+        assert ticket.wait_layer(0, reader, timeout=60)
+        runtime.memcpy_async(device, base, size, reader)
+        assert ticket.sync()
+        runtime.stream_synchronize(reader)
+    assert host_runtime.violations() == []
+    assert differences(b, after_copy(a, b, (CAPACITY, 0)), layers=range(1, 8)) == []
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_the_first_layer_is_told_before_what_the_ticket_waits_for_is_over(memory, seed, mode):
+    layout = layers_of(*[64] * 8)
+    host_runtime.configure(devices=1, seed=seed)
+    a, b = pinned(memory, layout=layout)
+    with ring_of(4, 1024, mode, window=4) as copier:
+        writer, reader = runtime.stream_create(), runtime.stream_create()
+        host_runtime.delay(1)
+        runtime.memcpy_async(runtime.malloc(8), runtime.host_alloc(8), 8, writer)
+        ticket = copier.submit(a.state, b.state, upto=(CAPACITY, 0), after=[sc.Stream(writer)], feed=True)
+        assert ticket.wait_layer(0, reader)
+        assert ticket.poll().bytes == 0
+        assert ticket.sync()
+    assert differences(b, after_copy(a, b, (CAPACITY, 0))) == []
+
+
+@pytest.mark.host
+def test_a_long_share_holds_up_no_chunks_of_other_devices(memory, seed):
+    host_runtime.configure(devices=2, seed=seed)
+    a, b = pinned(memory, layout=small_layout("k8v4", layers=24))
+    c, d = (memory(LAYOUT, tag, where, device=1) for tag, where in ((3, "device"), (4, "pageable")))
+    with ring_of(4, 1024, "helped", devices=(0, 1), window=4, layer_events=60) as copier:
+        long = copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=True)
+        short = copier.submit(c.state, d.state, upto=UPTO, after=SYNCED)
+        while not short.done:
+            runtime.get_device()  # the worker has a turn
+            host_runtime.step(1)
+        assert long.poll().bytes < long.bytes * 2 / 3
+        assert long.sync()
+    assert differences(b, after_copy(a, b, UPTO)) == []
+    assert differences(d, after_copy(c, d, UPTO)) == []
+
+
+# ---- windows
+
+
+@pytest.mark.host
+def test_short_steps_beside_a_ring_leave_the_window_full(memory):
+    """Bytes of another way end each step; what is left of a lane's chunk then, less than a slot, is worth a step."""
+    host_runtime.configure(devices=1, seed=1)
+    each = sc.Growth.linear(4)
+    parts = [sc.Part(name=name, layer=i, unit_bytes=40, growth=each) for i in range(16) for name in "kv"]
+    layout = sc.Layout(parts)
+    a = memory(layout, 1, "pinned")
+    b = memory(layout, 2, lambda i, part: {"kind": "device" if part.name == "k" else "pinned"})
+    with ring_of(4, chunk=3000, window=16, layer_events=40) as copier:
+        ticket = copier.submit(a.state, b.state, upto=CAPACITY, after=SYNCED, feed=True)
+        assert ticket.cancel()
+        with pytest.raises(sc.Cancelled) as cancelled:
+            ticket.sync()
+    assert cancelled.value.found > 16 * 3000 / 4 - 2048
 
 
 # ---- failures

@@ -627,7 +627,7 @@ cdef int take_staging(Course *course) noexcept nogil:
         return status
     if not stage_take(device, course.slot.ticket, way):
         return PAUSE
-    if way == STAGE_OUT:
+    if way != STAGE_IN:
         return OK
     # The helpers begin when all is over that the lane waits for.
     return record(device, device.staging.opened, lane_stream(&device.lanes[IN_LANE]), course.guard, course.error)

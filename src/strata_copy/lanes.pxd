@@ -134,7 +134,7 @@ cdef struct Staging:
     int64_t chunk_bytes
     uint64_t owner              # the ticket that has it, or 0
     int32_t way
-    bint may_read               # what the ticket waits for is over, as helpers need it that read its source
+    bint may_read               # of STAGE_IN: what the ticket waits for is over, as helpers need it that read its source
     cudaEvent_t opened          # behind what the ticket waits for
     StageChunk chunks[MAX_RING]
 

@@ -115,7 +115,7 @@ cdef int stage_look(const CopierData *copier, DeviceLanes *device, int64_t *land
     cdef int32_t i
     cdef int status = OK
     observed(staging)
-    if staging.way != STAGE_OUT and not staging.may_read and not stage_empty(device):
+    if staging.way == STAGE_IN and not staging.may_read and not stage_empty(device):
         status = is_over(device, staging.opened, guard, error)
         if status != OK:
             return OK if status == PAUSE else status
@@ -186,7 +186,7 @@ cdef StageChunk *stage_next(DeviceLanes *device) noexcept nogil:
     cdef int32_t i
     for i in range(staging.slots):
         chunk = &staging.chunks[(staging.at + i) % staging.slots]
-        if chunk.state == STAGE_HELPERS and (staging.may_read or staging.way == STAGE_OUT):
+        if chunk.state == STAGE_HELPERS and (staging.may_read or staging.way != STAGE_IN):
             chunk.state = STAGE_BUSY
             return chunk
     return NULL

@@ -8,7 +8,7 @@ from posix.time cimport CLOCK_MONOTONIC, timespec
 from strata_copy.abi cimport (
     AGAIN, CANCELLED, FAILED, OK, POISONED, REASON_CUDA, REASON_MEMORY, REASON_NONE, REFUSED, WAIT_EVENT, Error, Request, Ticket, Wait,
 )
-from strata_copy.atomics cimport add_i64, load_i32, store_i32
+from strata_copy.atomics cimport add_i64, load_i32, load_i64, store_i32
 from strata_copy.copier cimport free_event, free_stream, make_event, make_stream, stand_on_device, the_tables
 from strata_copy.courses cimport (
     STEP_BESIDE, STEP_ONE_WAY, chunk_of_plan, course_begin, course_cut, course_go, course_room, course_tell, course_touch, in_hook,
@@ -46,6 +46,7 @@ cdef enum:
 
 cdef Job jobs[MAX_JOBS]
 cdef int32_t max_parts = 0
+cdef int32_t served = 0         # the device at whose chunks the worker looked last, under the copier's lock
 cdef pthread_t thread
 cdef bint has_thread = False
 
@@ -316,9 +317,10 @@ cdef int fill_window(Job *job, Leg *leg, bint begins, const Guard *guard, Error 
     status = give_beside(job, leg, guard, error)
     while status == OK and not leg.course.ended and window.n < MAX_MARKERS and window.calls_ahead < CALLS_AHEAD:
         # Two steps a window at least, so that there is something to do while one of them is looked at.
-        most = min(leg.step, max(ahead // 2, 1), ahead - window.bytes_ahead, course_room(&leg.course))
+        most = min(leg.step, max(ahead // 2, 1), ahead - window.bytes_ahead)
         if most <= 0 or (most < leg.least and window.n > 0):
             break
+        most = min(most, course_room(&leg.course))
         budget.bytes, budget.calls, budget.layers = most, CALLS_OF_A_STEP, 1 << 30
         status = course_go(&leg.course, &budget, STEP_ONE_WAY, guard, error)
         if status == OK and budget.calls == CALLS_OF_A_STEP and not leg.course.ended:
@@ -332,15 +334,16 @@ cdef int fill_window(Job *job, Leg *leg, bint begins, const Guard *guard, Error 
 
 
 cdef int give_beside(Job *job, Leg *leg, const Guard *guard, Error *error) noexcept nogil:
-    """Helpers take their next share beside a ring once they are done with the latest, before the ring takes its own: what they wait for
-    is then not behind that."""
+    """Helpers take their next share beside a ring once they are done with the latest; the first one once bytes of the ticket have landed.
+    What it waits for is over then, on all devices: helpers may read its source, and the first layers, which are told at once, are not
+    theirs."""
     cdef Slot *slot = job.slot
     cdef int64_t rest
     cdef Budget budget
     cdef int status
     rest = slot.bytes - slot.queued_bytes
     if (leg.beside == 0 or leg.course.ended or rest < leg.beside or rest + leg.window.bytes_ahead < LEAST_BESIDE * leg.beside
-            or not stage_empty(leg.course.device)):
+            or load_i64(&slot.landed) == 0 or not stage_empty(leg.course.device)):
         return OK
     budget.bytes, budget.calls, budget.layers = leg.beside, CALLS_OF_A_STEP, 1 << 30
     status = course_go(&leg.course, &budget, STEP_BESIDE, guard, error)
@@ -436,10 +439,13 @@ cdef void size_window(Leg *leg, const CopierData *copier, const Request *request
 # ---- the helpers' part of staging
 
 cdef StageChunk *next_chunk(CopierData *copier) noexcept nogil:
+    """The devices in turn: one that has a chunk again and again would hold up the others."""
+    global served
     cdef StageChunk *chunk
-    cdef int32_t d
-    for d in range(copier.n_devices if load_i32(&copier.state) != CLOSED else 0):
-        chunk = stage_next(&copier.devices[d])
+    cdef int32_t _turn
+    for _turn in range(copier.n_devices if load_i32(&copier.state) != CLOSED else 0):
+        served = (served + 1) % copier.n_devices
+        chunk = stage_next(&copier.devices[served])
         if chunk != NULL:
             return chunk
     return NULL
