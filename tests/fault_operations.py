@@ -25,22 +25,23 @@ TURN_CALL = "cudaStreamQuery"  # which the library does not make: in it the work
 UPTO, CAPACITY = 21, 24
 
 
-def conversation():
-    """Small, with everything that makes a submit call CUDA: bundles, layers, rows with gaps, a patch."""
-    growth, parts = sc.Growth, [sc.Part(name="window", layer=-1, unit_bytes=40, growth=sc.Growth.state())]
+def conversation(times=1):
+    """Small, with everything that makes a submit call CUDA: bundles, layers, rows with gaps, a patch; units of `times`
+    the bytes."""
+    growth, parts = sc.Growth, [sc.Part(name="window", layer=-1, unit_bytes=40 * times, growth=sc.Growth.state())]
     for layer in range(4):
         if layer % 2:
             parts += [
-                sc.Part(name="k", layer=layer, unit_bytes=64, growth=growth.linear(4, ceil=True)),
-                sc.Part(name="pooled", layer=layer, unit_bytes=32, growth=growth.linear(4, extra=1)),
-                sc.Part(name="idx_dead", layer=layer, unit_bytes=32, growth=growth.const()),
+                sc.Part(name="k", layer=layer, unit_bytes=64 * times, growth=growth.linear(4, ceil=True)),
+                sc.Part(name="pooled", layer=layer, unit_bytes=32 * times, growth=growth.linear(4, extra=1)),
+                sc.Part(name="idx_dead", layer=layer, unit_bytes=32 * times, growth=growth.const()),
             ]
         else:
-            parts.append(sc.Part(name="recurrent", layer=layer, unit_bytes=48, growth=growth.state()))
+            parts.append(sc.Part(name="recurrent", layer=layer, unit_bytes=48 * times, growth=growth.state()))
     return sc.Layout(parts, patches=[sc.Patch(layer=layer, part="pooled", source="idx_dead") for layer in (1, 3)])
 
 
-LAYOUT = conversation()
+LAYOUT, LONG_LAYOUT = conversation(), conversation(4)
 
 
 def everywhere(side):
@@ -74,11 +75,12 @@ ROUTES = {
     "peer": (between(0), between(1), between(0), (0, 1)),
     "relay": (between(0), between(1), between(0), (0, 1)),
 }
-# Through staging, which only the worker does.
+# Through staging, which only the worker does; the last one is a ring beside which helpers copy.
 STAGED_ROUTES = {
     "stage": ("pageable", "device", "device", (0,)),
     "unstage": ("device", "pageable", "device", (0,)),
     "both": (half("device", "pageable"), half("pageable", "device"), "device", (0,)),
+    "helped": ("pinned", "pinned", "pinned", (0,)),
 }
 
 
@@ -101,16 +103,17 @@ class Scene:
         host_runtime.configure(devices=2, seed=1, peers=[] if route == "relay" else None)
         source, target, third, self.devices = {**ROUTES, **STAGED_ROUTES}[route]
         pageable.clear()  # of the scene before
-        marks = (CAPACITY,)
-        self.source, self.target = Image(LAYOUT, 1, source, marks), Image(LAYOUT, 2, target, marks)
-        self.third = Image(LAYOUT, 3, third, marks)
+        layout, marks = LONG_LAYOUT if route == "helped" else LAYOUT, (CAPACITY,)
+        self.source, self.target = Image(layout, 1, source, marks), Image(layout, 2, target, marks)
+        self.third = Image(layout, 3, third, marks)
         self.stream, self.event = runtime.stream_create(), runtime.event_create()
         runtime.event_record(self.event, self.stream)
         runtime.stream_synchronize(self.stream)
         self.after = [sc.Event(self.event), sc.Stream(self.stream)]
         self.wanted = after_copy(self.source, self.target, UPTO)
         self.live = host_runtime.live()
-        self.tickets, self.copier, self.how = [], None, operation.copier
+        self.tickets, self.copier = [], None
+        self.how = {**operation.copier, **({"chunk": 512} if route == "helped" else {})}
         self.route, self.by_worker = route, False
         if operation.opened:
             self.open()

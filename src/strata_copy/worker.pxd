@@ -36,7 +36,7 @@ cdef struct Leg:
     Window window
     int64_t step, ahead         # bytes that are queued at a time, and that may be queued and not landed
     int64_t least               # bytes of the window that are worth a step while there are others in it: a slot, through a ring
-    int64_t beside              # bytes that helpers take at a time beside a ring, or 0
+    int64_t helped              # bytes that helpers take at a time beside a ring, or 0
     cudaStream_t gate_stream    # that nothing else waits on
     cudaEvent_t gate
 

@@ -342,12 +342,12 @@ cdef int give_beside(Job *job, Leg *leg, const Guard *guard, Error *error) noexc
     cdef Budget budget
     cdef int status
     rest = slot.bytes - slot.queued_bytes
-    if (leg.beside == 0 or leg.course.ended or rest < leg.beside or rest + leg.window.bytes_ahead < LEAST_BESIDE * leg.beside
+    if (leg.helped == 0 or leg.course.ended or rest < leg.helped or rest + leg.window.bytes_ahead < LEAST_BESIDE * leg.helped
             or load_i64(&slot.landed) == 0 or not stage_empty(leg.course.device)):
         return OK
-    budget.bytes, budget.calls, budget.layers = leg.beside, CALLS_OF_A_STEP, 1 << 30
+    budget.bytes, budget.calls, budget.layers = leg.helped, CALLS_OF_A_STEP, 1 << 30
     status = course_go(&leg.course, &budget, STEP_BESIDE, guard, error)
-    slot.queued_bytes += leg.beside - budget.bytes
+    slot.queued_bytes += leg.helped - budget.bytes
     return status
 
 
@@ -427,10 +427,10 @@ cdef void size_window(Leg *leg, const CopierData *copier, const Request *request
     leg.step = chunk_of_plan(copier, plan, d)
     leg.ahead = max(request.bytes_ahead, LEAST_AHEAD) if request.bytes_ahead > 0 else copier.window * leg.step
     leg.least = min(slot_of_plan(copier, plan, d), leg.step, leg.ahead // 2)
-    leg.beside = 0
+    leg.helped = 0
     if (only_by_ring(plan, d) and copier.helpers > 0 and device.staging.slots > 0 and request.bytes_ahead <= 0
             and request.hook == NULL and leg.course.slot.bytes >= LEAST_BESIDE * device.staging.chunk_bytes):
-        leg.beside = device.staging.chunk_bytes
+        leg.helped = device.staging.chunk_bytes
         leg.ahead = min(leg.ahead, STEPS_BESIDE * leg.step)
     leg.window.first = leg.window.n = leg.window.calls_ahead = 0
     leg.window.bytes_ahead = 0
