@@ -46,21 +46,21 @@ hints: $(VENV)/linters
 # make gpu     on a machine with CUDA 13, Cython, numpy, pytest and setuptools, without network: builds, tests, measures.
 #              STRATA_COPY_COMMIT names what is measured; bench/results gets the figures. Nothing may skip.
 #              `make gpu-test` and `make gpu-bench` are its halves. With pytest-xdist, PYTEST="-n 8 --dist loadfile -p no:benchmark"
-#              makes the tests take a minute instead of seven.
+#              makes the tests take a minute instead of seven. BENCHES="peers --no-long queueing" measures some: all take ten minutes.
 gpu: gpu-test gpu-bench
 
 gpu-test gpu-bench: export STRATA_COPY_RUNTIME := cuda
 gpu-test gpu-bench: export PYTHONPATH := src:$(PYTHONPATH)
 gpu-test:
-	$(PYTHON) setup.py -q build_ext --inplace -j 8
+	$(PYTHON) setup.py -q build_ext --inplace -j $(shell nproc)
 	$(PYTHON) -m strata_copy info
 	$(PYTHON) -m pytest -m "not long and not packaging" --no-skips -q $(PYTEST)
 	$(PYTHON) -m strata_copy demo
 
 gpu-bench:
 	@test -n "$(STRATA_COPY_COMMIT)" || { echo "STRATA_COPY_COMMIT must name the commit that is measured"; exit 2; }
-	$(PYTHON) setup.py -q build_ext --inplace -j 8
-	sh bench/gpu.sh
+	$(PYTHON) setup.py -q build_ext --inplace -j $(shell nproc)
+	sh bench/gpu.sh $(BENCHES)
 
 clean:
 	rm -rf build $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
