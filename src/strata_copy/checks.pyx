@@ -74,7 +74,7 @@ cdef bint will_be_invalid(const CopierData *copier, const StateData *state) noex
     """Whether a copy into the state was cut short that has not ended yet: who reads it from now on would read what is not there."""
     cdef const Slot *slot
     cdef int32_t i
-    for i in range(copier.n_slots):
+    for i in range(copier.n_slots if state.writer != 0 else 0):
         slot = &copier.slots[i]
         if slot.ticket != 0 and slot.holding and slot.plan.target == state and load_i32(&slot.verdict) != OK:
             return True
