@@ -103,7 +103,7 @@ typedef struct {
 /* Where a state keeps one part. */
 enum { STRATA_DEVICE = 0, STRATA_PINNED = 1, STRATA_PAGEABLE = 2 };
 typedef struct {
-    void *base, *host_base;                /* what the device uses; what the CPU uses (pinned and pageable memory) */
+    void *base, *host_base;                /* what the device uses; what the CPU uses of host memory; NULL: the same */
     int32_t device, kind;                  /* device of DEVICE memory; for host memory the device whose lanes carry it, or -1 */
     int64_t units, stride;                 /* capacity; bytes from unit to unit, at least unit_bytes */
     int64_t rep_stride, banks, bank_stride; /* bytes from run to run of a unit; snapshot banks of the part */

@@ -75,12 +75,13 @@ ROUTES = {
     "peer": (between(0), between(1), between(0), (0, 1)),
     "relay": (between(0), between(1), between(0), (0, 1)),
 }
-# Through staging, which only the worker does; the last one is a ring beside which helpers copy.
+# Where helpers copy, which only the worker asks for: through staging, beside a ring, and alone.
 STAGED_ROUTES = {
     "stage": ("pageable", "device", "device", (0,)),
     "unstage": ("device", "pageable", "device", (0,)),
     "both": (half("device", "pageable"), half("pageable", "device"), "device", (0,)),
     "helped": ("pinned", "pinned", "pinned", (0,)),
+    "host": ("pageable", "pinned", "pageable", (0,)),
 }
 
 

@@ -47,7 +47,8 @@ ROUTES = {
     "relay": (on(1), on(0), on(1)),
 }
 # The same with pageable memory, which the worker and its helpers reach through pinned chunks; the first one with parts
-# in pinned memory beside it in each layer. And a ring beside which helpers copy a share.
+# in pinned memory beside it in each layer. And a ring beside which helpers copy a share; host memory that they copy
+# alone.
 PINNED = ("k", "v", "recurrent", "window", "idx_tail")
 STAGED_ROUTES = {
     "beside": ("device", lambda i, part: {"kind": "pinned" if part.name in PINNED else "pageable"}, "device"),
@@ -55,6 +56,7 @@ STAGED_ROUTES = {
     "unstage": ("device", "pageable", "device"),
     "both": (dealt("device", "pageable"), dealt("pageable", "device"), dealt("device", "pageable")),
     "helped": ("pinned", "pinned", "device"),
+    "host": ("pinned", "pageable", "pinned"),
 }
 
 

@@ -31,6 +31,7 @@ ROUTES = {
     "ring": ("pinned", "pinned"),
     "stage": ("pageable", "device"),
     "unstage": ("device", "pageable"),
+    "host": ("pageable", "pinned"),
     "mixed": (
         lambda i, part: {"kind": ("device", "device", "pinned", "pinned")[i % 4]},
         lambda i, part: {"kind": ("device", "pinned", "device", "pinned")[i % 4]},

@@ -278,7 +278,8 @@ def by_ring(submit):
 
 @pytest.mark.host
 def test_helpers_copy_a_share_of_a_long_copy(memory):
-    """Not where none are asked for, the ticket keeps its distance, submit queues it whole, or it is short."""
+    """Not where none are asked for, processors have another address, the ticket keeps its distance, submit queues it
+    whole, or it is short."""
     host_runtime.configure(devices=1, seed=1)
     a, b = pinned(memory)
     with ring_of(4, mode="helped") as copier:
@@ -287,6 +288,8 @@ def test_helpers_copy_a_share_of_a_long_copy(memory):
         assert whole == sum(width * rows for _, _, width, rows, *_ in plan.extents(UPTO))
         assert whole / 4 < by_ring(lambda: plan.submit(UPTO, after=SYNCED, feed=True)) < whole - 2 * 512
         assert by_ring(lambda: plan.submit(UPTO, after=SYNCED, bytes_ahead=5000)) == whole
+        other_address = memory(LAYOUT, 3, lambda i, part: {"kind": "pinned", "host_base": 4096})
+        assert by_ring(lambda: copier.submit(other_address.state, b.state, upto=UPTO, after=SYNCED, feed=True)) == whole
     for how in ({"mode": "helped", "helpers": 0}, {"pinned_memory": 0}, {"pinned_memory": whole + 4096}):
         with ring_of(4, **how) as copier:
             assert by_ring(lambda: copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=True)) == whole

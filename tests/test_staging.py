@@ -1,5 +1,7 @@
-"""Pageable memory: through pinned chunks, with helpers for the pageable half."""
+"""Pageable memory: through pinned chunks, with helpers for the pageable half; to and from other host memory by helpers
+alone."""
 
+import itertools
 import random
 
 import pytest
@@ -13,9 +15,16 @@ UPTO = 90
 PLACES = {
     "unstage": ("device", "pageable"),
     "stage": ("pageable", "device"),
+    "host": ("pageable", "pageable"),
+    "host in": ("pageable", "pinned"),
+    "host out": ("pinned", "pageable"),
     "both": (
         lambda i, part: {"kind": ("device", "pageable")[part.layer % 2]},
         lambda i, part: {"kind": ("pageable", "device")[part.layer % 2]},
+    ),
+    "all": (
+        lambda i, part: {"kind": ("pageable", "device", "pinned", "pageable", "pinned")[i % 5]},
+        lambda i, part: {"kind": ("pinned", "pageable", "pageable", "device", "pinned")[i % 5]},
     ),
 }
 
@@ -31,7 +40,7 @@ def test_pageable_memory_gets_the_same_bytes(memory, seed, places, pinned):
     a, b = (memory(LAYOUT, n, where) for n, where in enumerate(PLACES[places], 1))
     with small(pinned=pinned) as copier:
         plan = copier.plan(a.state, b.state)
-        assert {route for route, _ in plan.routes()} <= {"stage", "unstage"}
+        assert {route for route, _ in plan.routes()} & {"stage", "unstage", "host"}
         for feed in (None, False, True):
             ticket = plan.submit(UPTO, after=SYNCED, feed=feed)
             assert ticket.sync()
@@ -104,8 +113,6 @@ def test_several_tickets_take_turns(memory, seed):
         flying = []
         for _ in range(12):
             x, y = chance.sample(range(5), 2)
-            if {kinds[x], kinds[y]} == {"pageable", "pinned"} or kinds[x] == kinds[y] == "pageable":
-                continue
             upto = chance.randint(20, 90)
             ticket = copier.submit(held[x].state, held[y].state, upto=upto, after=SYNCED)
             if ticket is None:
@@ -139,7 +146,7 @@ def test_a_cancelled_copy_leaves_staging_to_the_next(memory, seed, places):
         assert differences(b, after_copy(a, b, UPTO)) == []
 
 
-@pytest.mark.parametrize("places", ["unstage", "stage"])
+@pytest.mark.parametrize("places", ["unstage", "stage", "host", "host in"])
 def test_without_pinned_chunks_pageable_memory_is_refused(memory, places):
     a, b = (memory(LAYOUT, n, where) for n, where in enumerate(PLACES[places], 1))
     with small(pinned=0) as copier, pytest.raises(sc.Refused) as refused:
@@ -148,16 +155,27 @@ def test_without_pinned_chunks_pageable_memory_is_refused(memory, places):
     assert "pinned_memory=0" in str(refused.value)
 
 
+def test_pinned_memory_of_two_addresses_is_not_for_helpers(memory):
+    a, b = memory(LAYOUT, 1, "pageable"), memory(LAYOUT, 2, lambda i, part: {"kind": "pinned", "host_base": 4096})
+    with small() as copier, pytest.raises(sc.Refused, match="by another address") as refused:
+        copier.plan(a.state, b.state)
+    assert refused.value.reason == "unsupported"
+
+
 def test_helpers_copy_with_threads_of_their_own(memory):
     """In threads mode: the real worker and real helpers, over and over."""
-    a, b, c = memory(LAYOUT, 1), memory(LAYOUT, 2, "pageable"), memory(LAYOUT, 3)
+    kinds = ("device", "pageable", "pinned", "pageable", "device")
+    held = [memory(LAYOUT, n, kind) for n, kind in enumerate(kinds, 1)]
+    pairs = list(itertools.pairwise(held))
     for helpers in (0, 1, 7):
         with small(pinned=4 * 1024, helpers=helpers) as copier:
             for _ in range(20):
-                tickets = [copier.submit(x.state, y.state, upto=UPTO, after=SYNCED) for x, y in ((a, b), (b, c))]
+                tickets = [copier.submit(x.state, y.state, upto=UPTO, after=SYNCED) for x, y in pairs]
                 assert all(ticket.sync() for ticket in tickets)
-            assert differences(b, after_copy(a, b, UPTO)) == []
-            assert differences(c, after_copy(b, c, UPTO, source_bytes=after_copy(a, b, UPTO))) == []
+            values = held[0].pattern()
+            for x, y in pairs:
+                values = after_copy(x, y, UPTO, source_bytes=values)
+                assert differences(y, values) == []
 
 
 @pytest.mark.host

@@ -120,7 +120,7 @@ def test_each_wait_and_record_around_staged_copies_is_needed(route, every):
     lost, record = +lost, "cudaEventRecord"
     print(route, lost, of)
     assert set(lost) <= {(record, "chunk"), (record, "end"), *WAITS}
-    assert lost[record, "chunk"] < of[record, "chunk"]
+    assert lost[record, "chunk"] < of[record, "chunk"] or not of[record, "chunk"]
     assert lost[record, "end"] <= 1
     if route == "beside":
         assert lost["cudaStreamWaitEvent", "mark"] == lost["cudaStreamWaitEvent", "end"] == 0

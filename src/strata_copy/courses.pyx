@@ -3,20 +3,21 @@
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memset
 
-from strata_copy.abi cimport FAILED, OK, PINNED, REASON_HOOK, WAIT_EVENT, Error, Request, Wait
+from strata_copy.abi cimport FAILED, OK, PINNED, REASON_HOOK, WAIT_EVENT, Error, PlaceSpec, Request, Wait
 from strata_copy.atomics cimport add_i64, load_i32, store_i32, store_u64
 from strata_copy.cudart cimport Guard, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, outcome, published, rt
 from strata_copy.lanes cimport (
-    ENDS, IN_LANE, LANES, LOCAL_LANES, OUT_LANE, PAUSE, PEER_CHUNKS, PEER_LANE, RELAY_LANE, STAGE_BESIDE, STAGE_IN, STAGE_OUT,
-    CopierData, DeviceLanes, Lane, Slot, SlotDevice, bytes_in, device_index, lane_copy, lane_flush, lane_ready, lane_stream, next_lane,
-    record, ring_copy, ring_flush, ring_ready, wait_event,
+    ENDS, IN_LANE, LANES, LOCAL_LANES, OUT_LANE, PAUSE, PEER_CHUNKS, PEER_LANE, RELAY_LANE, STAGE_BESIDE, STAGE_HOST, STAGE_IN,
+    STAGE_OUT, CopierData, DeviceLanes, Lane, Slot, SlotDevice, bytes_in, device_index, lane_copy, lane_flush, lane_ready, lane_stream,
+    next_lane, record, ring_copy, ring_flush, ring_ready, wait_event,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
-    MAX_DEVICES, ROUTE_LOCAL, ROUTE_RELAY, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, Bundle, Emission, Extent, PartRoute, PlanData, Units,
-    bytes_of, emit_bundle, emit_end, emit_part, emit_unmoved, moves_early,
+    MAX_DEVICES, ROUTE_HOST, ROUTE_LOCAL, ROUTE_RELAY, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, Bundle, Emission, Extent, PartRoute,
+    PlanData, Units, bytes_of, emit_bundle, emit_end, emit_part, emit_unmoved, moves_early,
 )
-from strata_copy.staging cimport stage_copy, stage_flush, stage_layer, stage_sent, stage_take
+from strata_copy.staging cimport stage_copy, stage_flush, stage_layer, stage_reads, stage_sent, stage_take
+from strata_copy.states cimport one_address
 from strata_copy.tickets cimport tell_news
 
 cdef extern from *:
@@ -109,16 +110,21 @@ cdef uint64_t lanes_of_plan(const PlanData *plan, int32_t d) noexcept nogil:
     return lanes
 
 
-cdef bint only_by_ring(const PlanData *plan, int32_t d) noexcept nogil:
+cdef bint for_helpers(const PlanData *plan, int32_t d) noexcept nogil:
     cdef const LayoutData *layout = plan.target.layout
+    cdef const PlaceSpec *patch
     cdef const PartRoute *part
     cdef int32_t i
     for i in range(layout.n_parts):
         part = &plan.parts[i]
-        if part.device_number == d and part.route != ROUTE_RING:
+        if part.device_number != d:
+            continue
+        if part.route != ROUTE_RING or not one_address(&part.source.places[i]) or not one_address(&plan.target.places[i]):
             return False
-        if layout.patch_of[i] >= 0 and part.source.places[layout.patches[layout.patch_of[i]].source_part].kind != PINNED:
-            return False
+        if layout.patch_of[i] >= 0:
+            patch = &part.source.places[layout.patches[layout.patch_of[i]].source_part]
+            if patch.kind != PINNED or not one_address(patch):
+                return False
     return True
 
 
@@ -354,7 +360,7 @@ cdef void tell_layers(Course *course, int32_t queued) noexcept nogil:
     course.promised = course.share.queued = queued
     if has_staging(course) and course.device.staging.way != STAGE_IN:
         course.share.queued = stage_layer(course.device, queued)
-        if course.device.staging.way == STAGE_BESIDE:
+        if course.device.staging.way != STAGE_OUT:
             published(&slot.layers_queued)      # no event stands for what helpers have written to memory that others copy from
     least = course.share.queued
     for d in range(course.copier.n_devices):
@@ -575,26 +581,26 @@ cdef int wait_before(Course *course, cudaStream_t stream) noexcept nogil:
 
 cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
     cdef Course *course = <Course *>sink
-    cdef bint beside, staged
+    cdef bint by_helpers, staged
     cdef Lane *lane = first_lane(course)
     cdef int status
     if course.skip > 0:
         course.skip -= 1
         return OK
-    beside = course.step == STEP_BESIDE and course.route == ROUTE_RING
-    staged = beside or course.route == ROUTE_STAGE or course.route == ROUTE_UNSTAGE
+    by_helpers = course.route == ROUTE_HOST or (course.step == STEP_BESIDE and course.route == ROUTE_RING)
+    staged = by_helpers or course.route == ROUTE_STAGE or course.route == ROUTE_UNSTAGE
     if course.only == NO_WAY:
         course.only = course.lane + (LANES if staged else 0)
     elif course.only != ANY_WAY and course.only != course.lane + (LANES if staged else 0):
         return PAUSE
     status = take_staging(course) if staged else OK
-    if status == OK and not beside:
+    if status == OK and not by_helpers:
         status = lane_ready(course.device, lane, course.guard, course.error)
-    if status == OK and course.ring != NULL and not beside:
+    if status == OK and course.ring != NULL and not by_helpers:
         status = ring_ready(course.ring, course.guard, course.error)
     if status != OK:
         return status
-    if course.route != ROUTE_STAGE and not beside:      # the next call is a copy
+    if course.route != ROUTE_STAGE and not by_helpers:      # the next call is a copy
         course_touch(course)
     course.error.part = course.emission.part
     if course.into == 0:
@@ -618,7 +624,8 @@ cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
 cdef int take_staging(Course *course) noexcept nogil:
     """PAUSE while bytes of another ticket or of the other direction are in it."""
     cdef DeviceLanes *device = course.device
-    cdef int32_t way = (STAGE_IN if course.route == ROUTE_STAGE else STAGE_OUT if course.route == ROUTE_UNSTAGE else STAGE_BESIDE)
+    cdef int32_t way = (STAGE_IN if course.route == ROUTE_STAGE else STAGE_OUT if course.route == ROUTE_UNSTAGE else
+                        STAGE_HOST if course.route == ROUTE_HOST else STAGE_BESIDE)
     cdef int status
     if has_staging(course) and device.staging.way == way:
         return OK
@@ -627,10 +634,10 @@ cdef int take_staging(Course *course) noexcept nogil:
         return status
     if not stage_take(device, course.slot.ticket, way):
         return PAUSE
-    if way != STAGE_IN:
+    if not stage_reads(way):
         return OK
     # The helpers begin when all is over that the lane waits for.
-    return record(device, device.staging.opened, lane_stream(&device.lanes[IN_LANE]), course.guard, course.error)
+    return record(device, device.staging.opened, lane_stream(&device.lanes[course.lane]), course.guard, course.error)
 
 
 cdef void touch_target(Slot *slot) noexcept nogil:

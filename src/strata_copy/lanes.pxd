@@ -110,6 +110,7 @@ cdef enum:
     STAGE_OUT           # device to pageable memory: a lane fills a chunk, helpers empty it
     STAGE_IN            # pageable memory to device: helpers fill, a lane empties
     STAGE_BESIDE        # pinned to pinned memory, beside a ring: helpers copy from end to end, and the chunk's memory is not used
+    STAGE_HOST          # host memory to host memory where one is pageable: likewise
 
 # A chunk of pinned memory between a device and pageable memory.
 cdef enum:
@@ -134,7 +135,7 @@ cdef struct Staging:
     int64_t chunk_bytes
     uint64_t owner              # the ticket that has it, or 0
     int32_t way
-    bint may_read               # of STAGE_IN: what the ticket waits for is over, as helpers need it that read its source
+    bint may_read               # what the ticket waits for is over, as helpers need it that read its source
     cudaEvent_t opened          # behind what the ticket waits for
     StageChunk chunks[MAX_RING]
 

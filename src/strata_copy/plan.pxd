@@ -23,7 +23,7 @@ cdef enum Route:
     ROUTE_RING      # pinned to pinned, in two hops through chunks on a device
     ROUTE_UNSTAGE   # device to pageable memory, through pinned chunks
     ROUTE_STAGE     # pageable memory to a device, likewise
-    ROUTE_HOST      # host memory to host memory where one is pageable: the driver copies, and holds the caller
+    ROUTE_HOST      # host memory to host memory where one is pageable, by helpers
     ROUTE_PEER      # device to device by P2P, carried by the source
     ROUTE_RELAY     # device to device without it, in two hops through pinned chunks; carried by the target
     ROUTES

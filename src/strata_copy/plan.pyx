@@ -13,7 +13,7 @@ from strata_copy.cudart cimport outcome
 from strata_copy.kinship cimport first_to_move, know, known_end
 from strata_copy.layout cimport LayoutData, live_at, settled_at, units_at
 from strata_copy.lineage cimport Known
-from strata_copy.states cimport StateData, check_apart, place_run, state_drop, state_hold
+from strata_copy.states cimport StateData, check_apart, one_address, place_run, state_drop, state_hold
 
 cdef PlanData *plan_new(StateData **sources, int32_t n_sources, StateData *target, const int32_t *source_of_group,
                         Error *error) noexcept nogil:
@@ -408,12 +408,16 @@ cdef int choose_routes(PlanData *plan, const int32_t *source_of_group, Error *er
         else:
             part.route = ROUTE_RING if from_.kind == PINNED and to.kind == PINNED else ROUTE_HOST
             part.device = max(to.device, from_.device)      # -1: the copier's first
+        if part.route == ROUTE_HOST and not (one_address(from_) and one_address(to)):
+            error.part, error.layer = i, layout.parts[i].layer
+            return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d goes between pageable and pinned memory that devices "
+                           "use by another address, which is not done by this release", layout.parts[i].name, layout.parts[i].layer)
         if layout.patch_of[i] >= 0:
             from_ = &part.source.places[layout.patches[layout.patch_of[i]].source_part]
-            if from_.kind == DEVICE and part.route == ROUTE_STAGE:
+            if from_.kind == DEVICE and (part.route == ROUTE_STAGE or part.route == ROUTE_HOST):
                 error.part, error.layer = i, layout.parts[i].layer
-                return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d comes from pageable memory, its patch from a "
-                               "device, which is not done by this release", layout.parts[i].name, layout.parts[i].layer)
+                return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d comes from or goes to pageable memory, its patch "
+                               "from a device, which is not done by this release", layout.parts[i].name, layout.parts[i].layer)
             if part.route == ROUTE_PEER and from_.kind != DEVICE:
                 error.part, error.layer = i, layout.parts[i].layer
                 return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d goes from device to device, its patch comes "

@@ -10,10 +10,13 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from strata_copy.abi cimport Error
 from strata_copy.cudart cimport Guard
-from strata_copy.lanes cimport Budget, CopierData, DeviceLanes, Extent, StageChunk
+from strata_copy.lanes cimport STAGE_HOST, STAGE_IN, Budget, CopierData, DeviceLanes, Extent, StageChunk
 
 # Under the lock, all of them. Whether the ticket has the chunks, or has them now.
 cdef bint stage_take(DeviceLanes *device, uint64_t ticket, int32_t way) noexcept nogil
+# Whether helpers of this way read the source, and have to see first that what the ticket waits for is over.
+cdef inline bint stage_reads(int32_t way) noexcept nogil:
+    return way == STAGE_IN or way == STAGE_HOST
 # As lane_copy, with pageable memory on one side or no device at all. PAUSE also where no chunk is free.
 cdef int stage_copy(const CopierData *copier, DeviceLanes *device, const Extent *extent, int64_t *into, Budget *budget, int32_t layer,
                     const Guard *guard, Error *error) noexcept nogil
@@ -26,8 +29,8 @@ cdef bint stage_empty(const DeviceLanes *device) noexcept nogil
 cdef int32_t stage_layer(const DeviceLanes *device, int32_t none) noexcept nogil
 # Looks what lanes and helpers have done, sends on what can be sent, and adds to `landed`.
 cdef int stage_look(const CopierData *copier, DeviceLanes *device, int64_t *landed, const Guard *guard, Error *error) noexcept nogil
-# Whether that, or what helpers do behind it, writes to the target other than to pageable memory.
-cdef bint stage_writes(const DeviceLanes *device) noexcept nogil
+# Whether that copies to the device.
+cdef bint stage_sends(const DeviceLanes *device) noexcept nogil
 # A chunk for the helpers, now STAGE_BUSY, or NULL; and when they are done with it.
 cdef StageChunk *stage_next(DeviceLanes *device) noexcept nogil
 cdef void stage_copied(StageChunk *chunk) noexcept nogil

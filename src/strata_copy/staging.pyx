@@ -19,7 +19,7 @@ cdef bint stage_take(DeviceLanes *device, uint64_t ticket, int32_t way) noexcept
     if not stage_empty(device):
         return False
     observed(staging)
-    staging.owner, staging.way, staging.may_read = ticket, way, False
+    staging.owner, staging.way, staging.may_read = ticket, way, not stage_reads(way)
     return True
 
 
@@ -61,7 +61,7 @@ cdef int stage_piece(const CopierData *copier, DeviceLanes *device, StageChunk *
     first[0] = second[0] = piece[0]
     chunk.n += 1
     chunk.fill += (piece.width * piece.rows + ALIGNMENT - 1) & ~<int64_t>(ALIGNMENT - 1)
-    if staging.way == STAGE_BESIDE:
+    if helpers_alone(staging):
         return OK
     first.target = chunk.memory + start
     second.source = first.target
@@ -115,7 +115,7 @@ cdef int stage_look(const CopierData *copier, DeviceLanes *device, int64_t *land
     cdef int32_t i
     cdef int status = OK
     observed(staging)
-    if staging.way == STAGE_IN and not staging.may_read and not stage_empty(device):
+    if not staging.may_read and not stage_empty(device):
         status = is_over(device, staging.opened, guard, error)
         if status != OK:
             return OK if status == PAUSE else status
@@ -141,11 +141,10 @@ cdef int stage_look(const CopierData *copier, DeviceLanes *device, int64_t *land
     return OK
 
 
-cdef bint stage_writes(const DeviceLanes *device) noexcept nogil:
-    cdef int32_t i, state
+cdef bint stage_sends(const DeviceLanes *device) noexcept nogil:
+    cdef int32_t i
     for i in range(device.staging.slots):
-        state = device.staging.chunks[i].state
-        if (device.staging.way == STAGE_IN and state == STAGE_COPIED) or (device.staging.way == STAGE_BESIDE and state != STAGE_FREE):
+        if device.staging.way == STAGE_IN and device.staging.chunks[i].state == STAGE_COPIED:
             return True
     return False
 
@@ -162,6 +161,10 @@ cdef int send(const CopierData *copier, DeviceLanes *device, StageChunk *chunk, 
     if status == OK:
         chunk.state = STAGE_LANE
     return status
+
+
+cdef inline bint helpers_alone(const Staging *staging) noexcept nogil:
+    return staging.way == STAGE_BESIDE or staging.way == STAGE_HOST
 
 
 cdef int is_over(DeviceLanes *device, void *event, const Guard *guard, Error *error) noexcept nogil:
@@ -186,7 +189,7 @@ cdef StageChunk *stage_next(DeviceLanes *device) noexcept nogil:
     cdef int32_t i
     for i in range(staging.slots):
         chunk = &staging.chunks[(staging.at + i) % staging.slots]
-        if chunk.state == STAGE_HELPERS and (staging.may_read or staging.way != STAGE_IN):
+        if chunk.state == STAGE_HELPERS and staging.may_read:
             chunk.state = STAGE_BUSY
             return chunk
     return NULL

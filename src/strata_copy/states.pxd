@@ -18,6 +18,10 @@ cdef enum:
 cdef inline int32_t slot_of(uint64_t ticket) noexcept nogil:
     return <int32_t>(ticket & (MAX_TICKETS - 1))
 
+# Whether processors use host memory by the address that devices use it by.
+cdef inline bint one_address(const PlaceSpec *place) noexcept nogil:
+    return place.host_base == NULL or place.host_base == place.base
+
 # Chunks of a part that follow each other in one registration.
 cdef struct Run:
     int64_t first, units

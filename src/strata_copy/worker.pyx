@@ -12,23 +12,23 @@ from strata_copy.atomics cimport add_i64, load_i32, load_i64, store_i32
 from strata_copy.copier cimport free_event, free_stream, make_event, make_stream, stand_on_device, the_tables
 from strata_copy.courses cimport (
     STEP_BESIDE, STEP_ONE_WAY, chunk_of_plan, course_begin, course_cut, course_go, course_room, course_tell, course_touch, in_hook,
-    lanes_of_plan, only_by_ring, slot_of_plan,
+    for_helpers, lanes_of_plan, slot_of_plan,
 )
 from strata_copy.cudart cimport (
     Guard, clear, cudaErrorNotReady, cudaEventDisableTiming, cudaEvent_t, cuda_failed, guard_enter, guard_leave,
     observed, outcome, published, rt,
 )
 from strata_copy.lanes cimport (
-    CLOSED, LANES, PAUSE, STAGE_BESIDE, STAGE_IN, STAGE_OUT, Budget, CopierData, DeviceLanes, Extent, Slot, StageChunk, device_index,
-    guard_to_close, lane_stream, now, poison_all, pthread_cond_broadcast, pthread_cond_init, pthread_cond_t, pthread_cond_timedwait,
-    pthread_cond_wait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t, pthread_create, pthread_join,
-    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock, pthread_t, record,
-    wait_event,
+    CLOSED, LANES, PAUSE, STAGE_BESIDE, STAGE_HOST, STAGE_IN, STAGE_OUT, Budget, CopierData, DeviceLanes, Extent, Slot, StageChunk,
+    device_index, guard_to_close, lane_stream, now, poison_all, pthread_cond_broadcast, pthread_cond_init, pthread_cond_t,
+    pthread_cond_timedwait, pthread_cond_wait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t, pthread_create,
+    pthread_join, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock, pthread_t,
+    record, wait_event,
 )
 from strata_copy.helpers cimport helpers_close, helpers_copy, helpers_open
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport MAX_DEVICES, PlanData, Units
-from strata_copy.staging cimport stage_copied, stage_drop, stage_empty, stage_look, stage_next, stage_writes
+from strata_copy.staging cimport stage_copied, stage_drop, stage_empty, stage_look, stage_next, stage_sends
 from strata_copy.submit cimport Submission
 from strata_copy.tickets cimport (
     QUEUING, cut_short, give_up, nap, no_ticket, of_hook, pin, ran_something, sweep, tell_news, unpin,
@@ -400,7 +400,7 @@ cdef int look(CopierData *copier, Job *job, const Guard *guard, Error *error) no
     for d in range(copier.n_devices):
         window = &job.legs[d].window
         if job.slot.devices[d].used and copier.devices[d].staging.owner == job.ticket:
-            if stage_writes(&copier.devices[d]):
+            if stage_sends(&copier.devices[d]):
                 course_touch(&job.legs[d].course)
             code = stage_look(copier, &copier.devices[d], &job.slot.landed, guard, error)
             if code != OK:
@@ -428,7 +428,7 @@ cdef void size_window(Leg *leg, const CopierData *copier, const Request *request
     leg.ahead = max(request.bytes_ahead, LEAST_AHEAD) if request.bytes_ahead > 0 else copier.window * leg.step
     leg.least = min(slot_of_plan(copier, plan, d), leg.step, leg.ahead // 2)
     leg.helped = 0
-    if (only_by_ring(plan, d) and copier.helpers > 0 and device.staging.slots > 0 and request.bytes_ahead <= 0
+    if (for_helpers(plan, d) and copier.helpers > 0 and device.staging.slots > 0 and request.bytes_ahead <= 0
             and request.hook == NULL and leg.course.slot.bytes >= LEAST_BESIDE * device.staging.chunk_bytes):
         leg.helped = device.staging.chunk_bytes
         leg.ahead = min(leg.ahead, STEPS_BESIDE * leg.step)
@@ -447,8 +447,17 @@ cdef StageChunk *next_chunk(CopierData *copier) noexcept nogil:
         served = (served + 1) % copier.n_devices
         chunk = stage_next(&copier.devices[served])
         if chunk != NULL:
+            if chunk.way != STAGE_IN:       # what helpers fill first is a chunk
+                touch_target_of(copier.devices[served].staging.owner, served)
             return chunk
     return NULL
+
+
+cdef void touch_target_of(uint64_t ticket, int32_t d) noexcept nogil:
+    cdef int32_t i
+    for i in range(MAX_JOBS):
+        if jobs[i].slot != NULL and jobs[i].ticket == ticket:
+            course_touch(&jobs[i].legs[d].course)
 
 
 cdef void copy_chunk(CopierData *copier, StageChunk *chunk) noexcept nogil:
@@ -458,7 +467,7 @@ cdef void copy_chunk(CopierData *copier, StageChunk *chunk) noexcept nogil:
     for i in range(chunk.n if rt.accessed != NULL else 0):
         rt.accessed(pieces[i].source, pieces[i].source_pitch, pieces[i].width, pieces[i].rows, 0)
         rt.accessed(pieces[i].target, pieces[i].target_pitch, pieces[i].width, pieces[i].rows, 1)
-    helpers_copy(pieces, chunk.n, chunk.way == STAGE_OUT)
+    helpers_copy(pieces, chunk.n, chunk.way == STAGE_OUT or chunk.way == STAGE_HOST)
     pthread_mutex_lock(&copier.lock)
     stage_copied(chunk)
     pthread_mutex_unlock(&copier.lock)
