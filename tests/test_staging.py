@@ -178,6 +178,88 @@ def test_helpers_copy_with_threads_of_their_own(memory):
                 assert differences(y, values) == []
 
 
+@pytest.mark.parametrize("to_kind", ["device", "pageable"])
+def test_a_patch_in_pinned_memory_of_two_addresses_is_not_for_helpers(memory, to_kind):
+    def from_pageable(i, part):
+        return {"kind": "pinned", "host_base": 4096} if part.name == "idx_dead" else {"kind": "pageable"}
+
+    def to(i, part):
+        return {"kind": "device" if part.name == "idx_dead" else to_kind}
+
+    a, b = memory(LAYOUT, 1, from_pageable), memory(LAYOUT, 2, to)
+    with small() as copier, pytest.raises(sc.Refused, match="its patch from pinned memory") as refused:
+        copier.plan(a.state, b.state)
+    assert refused.value.reason == "unsupported"
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("kinds", [("pageable", "pageable"), ("device", "pageable")])
+def test_a_small_pageable_part_holds_up_no_layer(memory, kinds):
+    """It fills no chunk: layers behind it that go over lanes would count only at the end."""
+    host_runtime.configure(devices=2, seed=1)
+    rows = [
+        sc.Part(name="rows", layer=layer, unit_bytes=2048, growth=sc.Growth.linear(4, ceil=True)) for layer in range(8)
+    ]
+    layout = sc.Layout([sc.Part(name="head", layer=0, unit_bytes=100, growth=sc.Growth.state()), *rows], format="x")
+    a, b = (
+        memory(layout, n, lambda i, part, n=n: {"kind": ("device", "pinned")[n - 1] if i else kinds[n - 1]})
+        for n in (1, 2)
+    )
+    with small(pinned=4 * 2048) as copier:
+        ticket = copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=True)
+        told = {}
+        while not ticket.done:
+            runtime.get_device()  # the worker has a turn
+            host_runtime.step(1)
+            told.setdefault(ticket.poll().layers_queued, ticket.poll().bytes)
+        assert told[1] < ticket.bytes / 4
+        assert set(range(1, layout.layers + 1)) <= set(told)
+        assert differences(b, after_copy(a, b, UPTO)) == []
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("later", [("pageable", "pageable"), ("pageable", "device"), ("device", "pageable")])
+@pytest.mark.parametrize("low", [("pageable", "pageable"), ("pageable", "device"), ("device", "pageable")])
+def test_a_copy_of_priority_0_is_given_the_chunks(memory, low, later):
+    """Whichever lanes the two have: one of low priority hands what it has to the helpers, and takes no more."""
+    host_runtime.configure(devices=2, seed=1)
+    a, b, c, d = (memory(LAYOUT, n, kind) for n, kind in enumerate([*low, *later], 1))
+    with small(pinned=4 * 512) as copier:
+        park = copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, priority=-1)
+        for _ in range(10):
+            runtime.get_device()  # the worker has a turn
+            host_runtime.step(1)
+        take = copier.submit(c.state, d.state, upto=20, after=SYNCED)
+        while not take.done:
+            runtime.get_device()
+            host_runtime.step(1)
+        assert park.poll().bytes < park.bytes / 4
+        assert park.sync()
+        assert differences(b, after_copy(a, b, UPTO)) == []
+        assert differences(d, after_copy(c, d, 20)) == []
+
+
+@pytest.mark.host
+def test_helpers_beside_a_ring_leave_the_chunks_to_an_earlier_copy(memory):
+    """The two have no lane in common."""
+    host_runtime.configure(devices=2, seed=1)
+    a, b, c, d = (memory(LAYOUT, n, kind) for n, kind in enumerate(["pinned", "pinned", "pageable", "pageable"], 1))
+    with small(pinned=4 * 512, device_memory=4096, ring_slots=2) as copier:
+        park = copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, priority=-1, feed=True)
+        for _ in range(40):
+            runtime.get_device()  # the worker has a turn
+            host_runtime.step(1)
+        take = copier.submit(c.state, d.state, upto=20, after=SYNCED)
+        while take.poll().bytes == 0:
+            runtime.get_device()
+            host_runtime.step(1)
+        assert 0 < park.poll().bytes < park.bytes / 4
+        assert park.sync()
+        assert take.sync()
+        assert differences(b, after_copy(a, b, UPTO)) == []
+        assert differences(d, after_copy(c, d, 20)) == []
+
+
 @pytest.mark.host
 def test_a_copy_that_was_overtaken_takes_staging_again(memory, seed):
     """Between two of its layers nothing of it is in the chunks, and one of higher priority takes them."""

@@ -72,7 +72,8 @@ cdef void course_touch(Course *course) noexcept nogil
 cdef void course_tell(Course *course) noexcept nogil
 # Ends it where it is: what was queued still runs, and the ticket's end is behind it. PAUSE while helpers are to copy: again later.
 cdef int course_cut(Course *course, const Guard *guard, Error *error) noexcept nogil
-# The lanes that a plan may use on a device, as bits; whether what it moves there goes through a ring, all of it, and processors can do it.
+# The lanes that a plan may use on a device, and STAGING, as bits; whether what it moves there goes through a ring, all of it, and
+# processors can do it.
 cdef uint64_t lanes_of_plan(const PlanData *plan, int32_t d) noexcept nogil
 cdef bint for_helpers(const PlanData *plan, int32_t d) noexcept nogil
 # Bytes that the lane of the latest step takes before it changes streams: a step that ends there cuts no copy in two, where it goes on the

@@ -8,8 +8,8 @@ from strata_copy.atomics cimport add_i64, load_i32, store_i32, store_u64
 from strata_copy.cudart cimport Guard, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, outcome, published, rt
 from strata_copy.lanes cimport (
     ENDS, IN_LANE, LANES, LOCAL_LANES, OUT_LANE, PAUSE, PEER_CHUNKS, PEER_LANE, RELAY_LANE, STAGE_BESIDE, STAGE_HOST, STAGE_IN,
-    STAGE_OUT, CopierData, DeviceLanes, Lane, Slot, SlotDevice, bytes_in, device_index, lane_copy, lane_flush, lane_ready, lane_stream,
-    next_lane, record, ring_copy, ring_flush, ring_ready, wait_event,
+    STAGE_OUT, STAGING, CopierData, DeviceLanes, Lane, Slot, SlotDevice, bytes_in, device_index, lane_copy, lane_flush, lane_ready,
+    lane_stream, next_lane, record, ring_copy, ring_flush, ring_ready, wait_event,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
@@ -107,6 +107,8 @@ cdef uint64_t lanes_of_plan(const PlanData *plan, int32_t d) noexcept nogil:
         if part.device_number == d:
             lanes |= (bit(LOCAL_LANES) - 1 if part.route == ROUTE_LOCAL else bit(IN_LANE) | bit(OUT_LANE) if part.route == ROUTE_RING else
                       bit(part.lane))
+            if part.route == ROUTE_STAGE or part.route == ROUTE_UNSTAGE or part.route == ROUTE_HOST:
+                lanes |= bit(STAGING)
     return lanes
 
 
@@ -598,6 +600,10 @@ cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
         status = lane_ready(course.device, lane, course.guard, course.error)
     if status == OK and course.ring != NULL and not by_helpers:
         status = ring_ready(course.ring, course.guard, course.error)
+    if status != OK:
+        return status
+    if not staged and has_staging(course):      # helpers get what is theirs, or layers would count only where the next of them ends
+        status = stage_flush(course.device, course.guard, course.error)
     if status != OK:
         return status
     if course.route != ROUTE_STAGE and not by_helpers:      # the next call is a copy

@@ -48,6 +48,7 @@ cdef enum:
     PEER_LANE               # to each other device by P2P
     RELAY_LANE = PEER_LANE + MAX_DEVICES    # from each other device without it: the second hop
     LANES = RELAY_LANE + MAX_DEVICES        # of one device; sets of lanes are bits of a uint64_t
+    STAGING = LANES         # in such a set: the chunks that one ticket has at a time
     MAX_AFTER = 32          # waits of one request
     PEER_CHUNKS = 8         # chunks of other lanes in one of a peer lane: NVLink is so much faster, and the change of streams takes 6 us
     CELLS = 256             # words that tell the end of a ticket

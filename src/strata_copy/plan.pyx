@@ -418,6 +418,11 @@ cdef int choose_routes(PlanData *plan, const int32_t *source_of_group, Error *er
                 error.part, error.layer = i, layout.parts[i].layer
                 return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d comes from or goes to pageable memory, its patch "
                                "from a device, which is not done by this release", layout.parts[i].name, layout.parts[i].layer)
+            if (part.route == ROUTE_STAGE or part.route == ROUTE_HOST) and not one_address(from_):
+                error.part, error.layer = i, layout.parts[i].layer
+                return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d comes from or goes to pageable memory, its patch "
+                               "from pinned memory that devices use by another address, which is not done by this release",
+                               layout.parts[i].name, layout.parts[i].layer)
             if part.route == ROUTE_PEER and from_.kind != DEVICE:
                 error.part, error.layer = i, layout.parts[i].layer
                 return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d goes from device to device, its patch comes "

@@ -19,7 +19,7 @@ from strata_copy.cudart cimport (
     observed, outcome, published, rt,
 )
 from strata_copy.lanes cimport (
-    CLOSED, LANES, PAUSE, STAGE_BESIDE, STAGE_HOST, STAGE_IN, STAGE_OUT, Budget, CopierData, DeviceLanes, Extent, Slot, StageChunk,
+    CLOSED, LANES, PAUSE, STAGE_HOST, STAGE_IN, STAGE_OUT, STAGING, Budget, CopierData, DeviceLanes, Extent, Slot, StageChunk,
     device_index, guard_to_close, lane_stream, now, poison_all, pthread_cond_broadcast, pthread_cond_init, pthread_cond_t,
     pthread_cond_timedwait, pthread_cond_wait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t, pthread_create,
     pthread_join, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock, pthread_t,
@@ -28,7 +28,7 @@ from strata_copy.lanes cimport (
 from strata_copy.helpers cimport helpers_close, helpers_copy, helpers_open
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport MAX_DEVICES, PlanData, Units
-from strata_copy.staging cimport stage_copied, stage_drop, stage_empty, stage_look, stage_next, stage_sends
+from strata_copy.staging cimport stage_copied, stage_drop, stage_empty, stage_flush, stage_look, stage_next, stage_sends
 from strata_copy.submit cimport Submission
 from strata_copy.tickets cimport (
     QUEUING, cut_short, give_up, nap, no_ticket, of_hook, pin, ran_something, sweep, tell_news, unpin,
@@ -288,18 +288,18 @@ cdef int go_on(CopierData *copier, Job *job, const uint64_t *taken, bint begins,
     """Queues on each device what its window has room for. begins: a quarter of that and two steps at least, for a caller waits; over
     PCIe that is a millisecond, in which the worker comes."""
     cdef Slot *slot = job.slot
+    cdef uint64_t lanes
     cdef int32_t d, queueing = 0
-    cdef bint clear_way
     cdef int status = OK
     job.started = True
     for d in range(copier.n_devices):
         if not slot.devices[d].used or job.legs[d].course.ended:
             continue
-        # Who has the staging goes on in any case, for an earlier job may wait for it; beside a ring helpers end by themselves.
-        clear_way = (taken[d] & lanes_of_plan(slot.plan, d) == 0
-                     or (copier.devices[d].staging.owner == job.ticket and copier.devices[d].staging.way != STAGE_BESIDE))
-        if clear_way and status == OK:
-            status = fill_window(job, &job.legs[d], begins, guard, error)
+        lanes = taken[d] & lanes_of_plan(slot.plan, d)
+        if status == OK and lanes == 0:
+            status = fill_window(job, &job.legs[d], begins, taken[d] >> STAGING == 0, guard, error)
+        elif status == OK and copier.devices[d].staging.owner == job.ticket:    # an earlier job may wait for it to be empty
+            status = stage_flush(&copier.devices[d], guard, error)
         queueing += not job.legs[d].course.ended
     if status == OK and queueing == 0:
         slot.submitted = max(slot.submitted, slot.started)
@@ -308,13 +308,15 @@ cdef int go_on(CopierData *copier, Job *job, const uint64_t *taken, bint begins,
     return status
 
 
-cdef int fill_window(Job *job, Leg *leg, bint begins, const Guard *guard, Error *error) noexcept nogil:
+cdef int fill_window(Job *job, Leg *leg, bint begins, bint beside, const Guard *guard, Error *error) noexcept nogil:
+    """beside: no earlier job needs the staging."""
     cdef Window *window = &leg.window
     cdef int64_t most, ahead = min(leg.ahead, max(leg.ahead // 4, 2 * leg.step)) if begins else leg.ahead
     cdef Budget budget
-    cdef int status
+    cdef int status = OK
     leg.course.units = job.units        # a plan that was made since may have moved them
-    status = give_beside(job, leg, guard, error)
+    if beside:
+        status = give_beside(job, leg, guard, error)
     while status == OK and not leg.course.ended and window.n < MAX_MARKERS and window.calls_ahead < CALLS_AHEAD:
         # Two steps a window at least, so that there is something to do while one of them is looked at.
         most = min(leg.step, max(ahead // 2, 1), ahead - window.bytes_ahead)
