@@ -297,12 +297,22 @@ def test_helpers_copy_a_share_of_a_long_copy(memory):
 
 @pytest.mark.host
 def test_a_patch_from_a_device_is_no_helpers_work(memory):
-    host_runtime.configure(devices=1, seed=1)
-    a = memory(LAYOUT, 1, lambda i, part: {"kind": "device" if part.name == "idx_dead" else "pinned"})
-    b = memory(LAYOUT, 2, "pinned")
-    with ring_of(4, mode="helped") as copier:
-        assert copier.submit(a.state, b.state, upto=UPTO, after=SYNCED, feed=True).sync()
-    assert differences(b, after_copy(a, b, UPTO)) == []
+    """Though its own part moves over another device, and all else of this one through the ring: as much is
+    copied on lanes as without helpers."""
+    host_runtime.configure(devices=2, seed=1, peers=[])
+
+    def where(device):
+        return lambda i, part: {"kind": "device", "device": device} if part.name == "idx_dead" else {"kind": "pinned"}
+
+    a, b = memory(LAYOUT, 1, where(0)), memory(LAYOUT, 2, where(1))
+    on_lanes = []
+    for helpers in (7, 0):
+        with ring_of(4, mode="helped", devices=(0, 1), helpers=helpers) as copier:
+            plan = copier.plan(a.state, b.state)
+            assert set(plan.routes()) == {("ring", 0), ("relay", 1)}
+            on_lanes.append(by_ring(lambda: plan.submit(UPTO, after=SYNCED, feed=True)))  # noqa: B023
+        assert differences(b, after_copy(a, b, UPTO)) == []
+    assert on_lanes[0] == on_lanes[1]
 
 
 def layers_of(*sizes):

@@ -14,7 +14,7 @@ from strata_copy.lanes cimport (
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
     MAX_DEVICES, ROUTE_HOST, ROUTE_LOCAL, ROUTE_RELAY, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, Bundle, Emission, Extent, PartRoute,
-    PlanData, Units, bytes_of, emit_bundle, emit_end, emit_part, emit_unmoved, moves_early,
+    PlanData, Units, bytes_of, emit_bundle, emit_end, emit_part, emit_unmoved, is_staged, moves_early,
 )
 from strata_copy.staging cimport stage_copy, stage_flush, stage_layer, stage_reads, stage_sent, stage_take
 from strata_copy.states cimport one_address
@@ -107,7 +107,7 @@ cdef uint64_t lanes_of_plan(const PlanData *plan, int32_t d) noexcept nogil:
         if part.device_number == d:
             lanes |= (bit(LOCAL_LANES) - 1 if part.route == ROUTE_LOCAL else bit(IN_LANE) | bit(OUT_LANE) if part.route == ROUTE_RING else
                       bit(part.lane))
-            if part.route == ROUTE_STAGE or part.route == ROUTE_UNSTAGE or part.route == ROUTE_HOST:
+            if is_staged(part.route):
                 lanes |= bit(STAGING)
     return lanes
 
@@ -590,7 +590,7 @@ cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
         course.skip -= 1
         return OK
     by_helpers = course.route == ROUTE_HOST or (course.step == STEP_BESIDE and course.route == ROUTE_RING)
-    staged = by_helpers or course.route == ROUTE_STAGE or course.route == ROUTE_UNSTAGE
+    staged = by_helpers or is_staged(course.route)
     if course.only == NO_WAY:
         course.only = course.lane + (LANES if staged else 0)
     elif course.only != ANY_WAY and course.only != course.lane + (LANES if staged else 0):

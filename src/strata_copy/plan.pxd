@@ -28,6 +28,10 @@ cdef enum Route:
     ROUTE_RELAY     # device to device without it, in two hops through pinned chunks; carried by the target
     ROUTES
 
+# Whether staging has it: helpers copy, which only the worker asks for.
+cdef inline bint is_staged(int32_t route) noexcept nogil:
+    return route == ROUTE_STAGE or route == ROUTE_UNSTAGE or route == ROUTE_HOST
+
 # One rectangle of bytes: `rows` of `width`, `target_pitch` and `source_pitch` apart.
 cdef struct Extent:
     char *target

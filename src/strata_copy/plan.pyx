@@ -15,6 +15,7 @@ from strata_copy.layout cimport LayoutData, live_at, settled_at, units_at
 from strata_copy.lineage cimport Known
 from strata_copy.states cimport StateData, check_apart, one_address, place_run, state_drop, state_hold
 
+
 cdef PlanData *plan_new(StateData **sources, int32_t n_sources, StateData *target, const int32_t *source_of_group,
                         Error *error) noexcept nogil:
     """A plan, or NULL with the error filled: REFUSED where a layout differs, states overlap, or a route is missing."""

@@ -23,8 +23,8 @@ from strata_copy.lanes cimport (
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
-    MAX_DEVICES, ROUTE_HOST, ROUTE_IN, ROUTE_LOCAL, ROUTE_OUT, ROUTE_PEER, ROUTE_RELAY, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE,
-    PartRoute, PlanData, Units, bytes_of, plan_hold, plan_settle, units_to_move,
+    MAX_DEVICES, ROUTE_IN, ROUTE_LOCAL, ROUTE_OUT, ROUTE_PEER, ROUTE_RELAY, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, PartRoute,
+    PlanData, Units, bytes_of, is_staged, plan_hold, plan_settle, units_to_move,
 )
 from strata_copy.states cimport TICKET_BITS, TICKET_WORDS, StateData, slot_of
 from strata_copy.tickets cimport QUEUING, give_up, of_hook, queued_to_end, sweep
@@ -137,7 +137,7 @@ cdef int measure(Submission *s) noexcept nogil:
         s.devices |= <uint32_t>1 << d
         size = bytes_of(&layout.parts[i], units)
         calls[d] += layout.parts[i].rep if layout.parts[i].rep > 1 else 1
-        s.staged = s.staged or goes_staged(part)
+        s.staged = s.staged or is_staged(part.route)
         if part.other >= 0:
             s.others |= <uint32_t>1 << part.other_number
         if part.route == ROUTE_PEER:
@@ -358,17 +358,12 @@ cdef int find_way(const CopierData *copier, PartRoute *part, const LayoutData *l
         return outcome(error, REFUSED, REASON_CAPACITY, "part '%s' of layer %d goes from pinned to pinned memory, through a ring on "
                        "device %d; the copier was opened with device_memory=0", layout.parts[i].name, layout.parts[i].layer,
                        part.device)
-    if goes_staged(part) and device.staging.slots == 0:
+    if is_staged(part.route) and device.staging.slots == 0:
         error.part, error.layer, error.device = i, layout.parts[i].layer, part.device
         return outcome(error, REFUSED, REASON_CAPACITY, "part '%s' of layer %d comes from or goes to pageable memory, in chunks that "
                        "device %d has; the copier was opened with pinned_memory=0", layout.parts[i].name, layout.parts[i].layer,
                        part.device)
     return OK
-
-
-cdef inline bint goes_staged(const PartRoute *part) noexcept nogil:
-    """Where helpers copy, which only the worker asks for."""
-    return part.route == ROUTE_STAGE or part.route == ROUTE_UNSTAGE or part.route == ROUTE_HOST
 
 
 cdef inline int32_t lane_of(const PartRoute *part) noexcept nogil:
