@@ -266,6 +266,19 @@ def test_both_lanes_leave_gaps(memory, lane, mode):
     assert max(runs) < chunk + slot
 
 
+@pytest.mark.host
+def test_a_step_of_the_worker_ends_with_a_full_slot():
+    """What is over of two slots and 100 bytes would have a slot by itself, which takes as long as a full one."""
+    host_runtime.configure(devices=1, seed=1)
+    layout, slot = layers_of(2048), 1024
+    a, b = (Memory(layout, tag, "pinned") for tag in (1, 2))
+    with ring_of(4, slot, chunk=2 * slot + 100, window=4) as copier:
+        lanes = Lanes(copier)
+        assert copier.submit(a.state, b.state, upto=(96, 0), after=SYNCED, feed=True).sync()
+        assert [size for *_, size in lanes.copies("out")] == [slot] * (24 * 2048 // slot)
+    assert differences(b, after_copy(a, b, (96, 0))) == []
+
+
 # ---- helpers beside it
 
 
