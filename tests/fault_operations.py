@@ -10,7 +10,7 @@ import pytest
 
 import strata_copy as sc
 from fault_codes import CODES
-from fixtures import Memory, after_copy, differences, pageable, read
+from fixtures import Memory, after_copy, differences, pageable, read, settle
 from hooks import SIGNATURE, address
 from lost_calls import small_proof
 from strata_copy import host_runtime, runtime
@@ -146,21 +146,13 @@ class Scene:
             runtime.stream_query(self.stream)
         host_runtime.step(1)
 
-    def settle(self):
-        """All that is queued is executed."""
-        before = runtime.get_device()
-        for device in (0, 1):
-            runtime.set_device(device)
-            runtime.device_synchronize()
-        runtime.set_device(before)
-
     def bytes_of_target(self):
         return b"".join(read(base, size).tobytes() for _, base, size in self.target.blocks)
 
     def check_quiet(self):
         """Nothing that still runs writes the target."""
         before = self.bytes_of_target()
-        self.settle()
+        settle()
         assert self.bytes_of_target() == before
 
     def check_second(self, error, started):

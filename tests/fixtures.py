@@ -1,5 +1,6 @@
 """A small conversation in five K/V formats, and memory for it that knows what it should hold."""
 
+import contextlib
 import ctypes
 import functools
 import mmap
@@ -81,6 +82,24 @@ def two_devices():
     return (0, 1)[: runtime.device_count()]
 
 
+@contextlib.contextmanager
+def on_device(device):
+    """That device is current for a while."""
+    before = runtime.get_device()
+    runtime.set_device(device)
+    try:
+        yield
+    finally:
+        runtime.set_device(before)
+
+
+def settle(devices=None):
+    """What is queued on these devices, or on all, is done. runtime.device_synchronize waits for the current one."""
+    for device in range(runtime.device_count()) if devices is None else devices:
+        with on_device(device):
+            runtime.device_synchronize()
+
+
 def write(address, values):
     """Puts bytes into memory of any kind. On the host runtime they are there at once, and nothing that is queued is
     executed."""
@@ -111,12 +130,8 @@ def allocate(kind, device, size):
         base = -(-array.ctypes.data // ALIGNMENT) * ALIGNMENT
         pageable[base] = array
         return base
-    before = runtime.get_device()
-    runtime.set_device(device)
-    try:
+    with on_device(device):
         return runtime.malloc(size) if kind == "device" else runtime.host_alloc(size)
-    finally:
-        runtime.set_device(before)
 
 
 def release(kind, base):

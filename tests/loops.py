@@ -11,7 +11,7 @@ import numpy as np
 
 import reference
 import strata_copy as sc
-from fixtures import read
+from fixtures import read, settle
 from strata_copy import runtime
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "engine_loop"
@@ -65,26 +65,12 @@ class Loop:
         )
         return self.engines[-1]
 
-    def settle(self):
-        """Whatever was queued is done."""
-        for stage in self.stages:
-            with_device(stage.device, runtime.device_synchronize)
-
     def free(self):
-        self.settle()
+        settle()
         for thing in (*self.engines, *self.sessions):
             thing.close() if thing in self.engines else thing.free()
         for stage in self.stages:
             runtime.stream_destroy(stage.stream)
-
-
-def with_device(device, act):
-    before = runtime.get_device()
-    runtime.set_device(device)
-    try:
-        return act()
-    finally:
-        runtime.set_device(before)
 
 
 class Bytes:
@@ -109,9 +95,8 @@ class Bytes:
 
 
 def settled(session):
-    for stage in session.stages:
-        runtime.stream_synchronize(stage.stream)
-    runtime.device_synchronize()
+    """Its Bytes, once all streams of its devices are done: those of the stages, and the drafter's."""
+    settle({stage.device for stage in session.stages})
     return Bytes(session)
 
 

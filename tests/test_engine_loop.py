@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import strata_copy as sc
-from fixtures import KIND, read
+from fixtures import KIND, read, settle
 from loops import CAPACITY, LENGTHS, Bytes, Loop, after_copy, settled
 from strata_copy import host_runtime, runtime
 
@@ -128,6 +128,16 @@ def test_stages_of_two_devices(pair, direct, split):
     at_checkpoint(engine, main, slot, 23)
 
 
+@pytest.mark.host
+@pytest.mark.parametrize("draft_mode", [0, 2])
+def test_what_is_compared_is_read_when_all_streams_are_done(pair, seed, draft_mode):
+    """The drafter's stream is none of a stage's, and the device of the last stage is not the current one."""
+    _, main, slot = pair(True, (3, 8), draft_mode=draft_mode)
+    for session in (main, slot):
+        settled(session)
+        assert all(runtime.stream_query(stream) for stream, _ in session.streams)
+
+
 def test_off_and_on_give_the_same_bytes_over_random_sessions(loop, seed):
     """Admit, decode, give back, checkpoint, rewind, in two engines that differ in nothing but the way. Nothing waits
     for the device between most steps: what a copy does not wait for is found."""
@@ -167,7 +177,7 @@ def test_off_and_on_give_the_same_bytes_over_random_sessions(loop, seed):
                 engine.rewind(session, chosen[side])
         if number_of_step < 13 and rng.random() < 0.7:
             continue
-        one.settle()
+        settle()
         pairs = zip((engines[0].main, *engines[0].slots), (engines[1].main, *engines[1].slots), strict=True)
         for on, off in pairs:
             assert Bytes(off).differences(Bytes(on)) == [], (seed, step, i, off.name)

@@ -8,7 +8,7 @@ import pytest
 
 import reference
 import strata_copy as sc
-from fixtures import SYNCED, after_copy, differences, small_layout, untouched
+from fixtures import SYNCED, after_copy, differences, settle, small_layout, untouched
 from strata_copy import host_runtime, runtime
 
 pytestmark = pytest.mark.host
@@ -73,12 +73,6 @@ class Copy:
     def submit(self):
         return self.plan.submit(UPTO, after=self.after)
 
-    def settle(self):
-        """Earlier tickets are found ended before their word has arrived."""
-        for device in (1, 0):
-            runtime.set_device(device)
-            runtime.device_synchronize()
-
     def wanted(self):
         return after_copy(self.source, self.target, UPTO)
 
@@ -137,7 +131,7 @@ def test_every_call_fails_in_turn(memory, route, function, forever, foreign):
         fired, nth = 1, 0
         while fired:
             nth += 1
-            copy.settle()
+            settle()  # the ticket before has ended, and makes none of the calls that are counted
             before, error, ticket = copy_calls(), None, None
             leave_an_error(pending)
             host_runtime.fail(function, nth, INVALID_VALUE, forever)

@@ -13,6 +13,7 @@ from fixtures import (
     needed_by,
     read,
     release,
+    settle,
     small_layout,
     two_devices,
     untouched,
@@ -313,7 +314,7 @@ def test_a_hook_that_says_no_fails_the_ticket(memory, current_device, route, bad
         assert untouched(a)
         assert (b.state.valid, b.state.busy) == (False, False)
         left = b.bytes()  # quiet: nothing writes it any more
-        runtime.device_synchronize()
+        settle()
         assert same(b.bytes(), left)
         b.state.reset()
         b.fill()

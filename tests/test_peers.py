@@ -5,7 +5,7 @@ import threading
 import pytest
 
 import strata_copy as sc
-from fixtures import HOST, SYNCED, after_copy, differences, small_layout, untouched
+from fixtures import HOST, SYNCED, after_copy, differences, on_device, small_layout, untouched
 from host_table import cuda
 from strata_copy import host_runtime, peers, runtime
 
@@ -24,13 +24,11 @@ def small(monkeypatch):
 
 def access_is_enabled(device, peer):
     """Asks CUDA, and leaves it as it was."""
-    before = runtime.get_device()
-    runtime.set_device(device)
-    code = cuda.cudaDeviceEnablePeerAccess(peer, 0)
-    if code == 0:
-        assert cuda.cudaDeviceDisablePeerAccess(peer) == 0
-    runtime.get_last_error()
-    runtime.set_device(before)
+    with on_device(device):
+        code = cuda.cudaDeviceEnablePeerAccess(peer, 0)
+        if code == 0:
+            assert cuda.cudaDeviceDisablePeerAccess(peer) == 0
+        runtime.get_last_error()
     assert code in (0, ALREADY)
     return code == ALREADY
 
