@@ -72,6 +72,8 @@ ROOMS = [
     "peers",
     "save_path",
     "probe",
+    "pieces",
+    "growing",
     "arena",
     "lineage",
     "kinship",

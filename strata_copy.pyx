@@ -20,7 +20,7 @@ from libc.string cimport memcpy
 
 cimport strata_copy.abi as abi
 from strata_copy.abi cimport AGAIN, API_VERSION, FAILED, OK, REASON_CLOSED, REASON_LAYOUT, REASON_UNSUPPORTED, REFUSED, Error
-from strata_copy.arena cimport Arena, ArenaData, arena_data
+from strata_copy.arena cimport Arena, arena_data
 from strata_copy.atomics cimport load_i32, load_u64
 from strata_copy.copier cimport Opening, the_copier
 from strata_copy.courses cimport in_hook
@@ -33,6 +33,7 @@ from strata_copy.lineage cimport (
 from strata_copy.lanes cimport ALIGNMENT, LINK_NONE, MAX_RING, CopierData, DeviceLanes, device_index
 from strata_copy.layout cimport MAX_GROUPS, MAX_MARKS, Layout, LayoutData, layout_data
 from strata_copy.opening cimport close_on_thread, link_on_thread, open_on_thread
+from strata_copy.pieces cimport ArenaData
 from strata_copy.plan cimport (
     MAX_DEVICES, MAX_SOURCES, ROUTE_PEER, Emission, Extent, PlanData, Units, emit_bundle, emit_end, emit_part, plan_drop, plan_new,
     units_to_move,

@@ -60,7 +60,7 @@ def python(*arguments, kind):
 
 @pytest.fixture(scope="module")
 def built():
-    done = python(BENCH / "setup.py", "-q", "build_ext", "--inplace", kind="host")
+    done = python(BENCH / "setup.py", "-q", "build_ext", "--inplace", "-j2", kind="host")
     assert done.returncode == 0, done.stderr
 
 

@@ -8,8 +8,8 @@ from and into it meanwhile, and see it as long as it was when their submit looke
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from strata_copy.abi cimport Error, Request
-from strata_copy.arena cimport ArenaData, Range
 from strata_copy.layout cimport MAX_GROUPS, MAX_MARKS, LayoutData
+from strata_copy.pieces cimport ArenaData, Range
 from strata_copy.states cimport StateData
 
 cdef struct Blob:

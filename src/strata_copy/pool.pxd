@@ -7,8 +7,8 @@ image's word, the arena's lock and the copier's are taken while it is held, neve
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from strata_copy.abi cimport Error
-from strata_copy.arena cimport ArenaData
 from strata_copy.layout cimport LayoutData
+from strata_copy.pieces cimport ArenaData
 from strata_copy.states cimport StateData
 from strata_copy.system cimport pthread_mutex_t
 

@@ -5,7 +5,7 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp
 
 from strata_copy.abi cimport OK, REASON_BUSY, REASON_CAPACITY, REASON_MEMORY, REASON_PLACE, REFUSED, Error
-from strata_copy.arena cimport ArenaData, arena_drop, arena_hold
+from strata_copy.arena cimport arena_drop, arena_hold
 from strata_copy.atomics cimport add_i64
 from strata_copy.cudart cimport clear, outcome
 from strata_copy.images cimport ImageData, image_discard, image_new, image_reserve
