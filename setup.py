@@ -61,6 +61,7 @@ ROOMS = [
     "staging",
     "helpers",
     "copier",
+    "ways",
     "courses",
     "tickets",
     "worker",

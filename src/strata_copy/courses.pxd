@@ -72,17 +72,9 @@ cdef void course_touch(Course *course) noexcept nogil
 cdef void course_tell(Course *course) noexcept nogil
 # Ends it where it is: what was queued still runs, and the ticket's end is behind it. PAUSE while helpers are to copy: again later.
 cdef int course_cut(Course *course, const Guard *guard, Error *error) noexcept nogil
-# The lanes that a plan may use on a device, and STAGING, as bits; whether what it moves there goes through a ring, all of it, and
-# processors can do it.
-cdef uint64_t lanes_of_plan(const PlanData *plan, int32_t d) noexcept nogil
-cdef bint for_helpers(const PlanData *plan, int32_t d) noexcept nogil
 # Bytes that the lane of the latest step takes before it changes streams: a step that ends there cuts no copy in two, where it goes on the
 # same lane. Through a ring there are slots instead.
 cdef int64_t course_room(const Course *course) noexcept nogil
-# Bytes of the largest slot of a ring that a plan may use on a device; 0: it uses none.
-cdef int64_t slot_of_plan(const CopierData *copier, const PlanData *plan, int32_t d) noexcept nogil
-# Bytes after which the slowest of the lanes that a plan may use on a device changes streams.
-cdef int64_t chunk_of_plan(const CopierData *copier, const PlanData *plan, int32_t d) noexcept nogil
 
 # The lanes with bundles that parts of a layer moved in, as bits, but for those whose events behind the layer stand for them too.
 cdef uint64_t bundles_of_layer(const Slot *slot, int32_t d, int32_t layer) noexcept nogil

@@ -3,22 +3,22 @@
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memset
 
-from strata_copy.abi cimport FAILED, OK, PINNED, REASON_HOOK, WAIT_EVENT, Error, PlaceSpec, Request, Wait
+from strata_copy.abi cimport FAILED, OK, REASON_HOOK, WAIT_EVENT, Error, Request, Wait
 from strata_copy.atomics cimport add_i64, load_i32, store_i32, store_u64
 from strata_copy.cudart cimport Guard, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, outcome, published, rt
 from strata_copy.lanes cimport (
-    ENDS, IN_LANE, LANES, LOCAL_LANES, OUT_LANE, PAUSE, PEER_CHUNKS, PEER_LANE, RELAY_LANE, STAGE_BESIDE, STAGE_HOST, STAGE_IN,
-    STAGE_OUT, STAGING, CopierData, DeviceLanes, Lane, Slot, SlotDevice, bytes_in, device_index, lane_copy, lane_flush, lane_ready,
-    lane_stream, next_lane, record, ring_copy, ring_flush, ring_ready, wait_event,
+    ENDS, IN_LANE, LANES, LOCAL_LANES, PAUSE, PEER_CHUNKS, PEER_LANE, RELAY_LANE, STAGE_BESIDE, STAGE_HOST, STAGE_IN, STAGE_OUT,
+    CopierData, DeviceLanes, Lane, Slot, SlotDevice, bytes_in, device_index, lane_copy, lane_flush, lane_ready, lane_stream, next_lane,
+    record, ring_copy, ring_flush, ring_ready, wait_event,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
     MAX_DEVICES, ROUTE_HOST, ROUTE_LOCAL, ROUTE_RELAY, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, Bundle, Emission, Extent, PartRoute,
-    PlanData, Units, bytes_of, emit_bundle, emit_end, emit_part, emit_unmoved, is_staged, moves_early,
+    Units, bytes_of, emit_bundle, emit_end, emit_part, emit_unmoved, is_staged, moves_early,
 )
 from strata_copy.staging cimport stage_copy, stage_flush, stage_layer, stage_reads, stage_sent, stage_take
-from strata_copy.states cimport one_address
 from strata_copy.tickets cimport tell_news
+from strata_copy.ways cimport bit, pcie_lanes, peer_lanes
 
 cdef extern from *:
     """
@@ -29,10 +29,6 @@ cdef extern from *:
 
 cdef enum:
     SHARED_BYTES = 8 << 20      # layers share events up to here: 0.15 ms of PCIe, and PEER_CHUNKS times as much by P2P
-
-
-cdef uint64_t PEER_LANES = ((<uint64_t>1 << MAX_DEVICES) - 1) << PEER_LANE
-cdef uint64_t PCIE_LANES = <uint64_t>1 << OUT_LANE | <uint64_t>1 << IN_LANE | ((<uint64_t>1 << MAX_DEVICES) - 1) << RELAY_LANE
 
 
 cdef void course_begin(Course *course, CopierData *copier, Slot *slot, int32_t d, const Request *request, const Units *units,
@@ -94,61 +90,8 @@ cdef void course_tell(Course *course) noexcept nogil:
     tell_layers(course, course.promised)
 
 
-cdef inline uint64_t bit(int32_t lane) noexcept nogil:
-    return <uint64_t>1 << lane
-
-
-cdef uint64_t lanes_of_plan(const PlanData *plan, int32_t d) noexcept nogil:
-    cdef const PartRoute *part
-    cdef uint64_t lanes = 0
-    cdef int32_t i
-    for i in range(plan.target.layout.n_parts):
-        part = &plan.parts[i]
-        if part.device_number == d:
-            lanes |= (bit(LOCAL_LANES) - 1 if part.route == ROUTE_LOCAL else bit(IN_LANE) | bit(OUT_LANE) if part.route == ROUTE_RING else
-                      bit(part.lane))
-            if is_staged(part.route):
-                lanes |= bit(STAGING)
-    return lanes
-
-
-cdef bint for_helpers(const PlanData *plan, int32_t d) noexcept nogil:
-    cdef const LayoutData *layout = plan.target.layout
-    cdef const PlaceSpec *patch
-    cdef const PartRoute *part
-    cdef int32_t i
-    for i in range(layout.n_parts):
-        part = &plan.parts[i]
-        if part.device_number != d:
-            continue
-        if part.route != ROUTE_RING or not one_address(&part.source.places[i]) or not one_address(&plan.target.places[i]):
-            return False
-        if layout.patch_of[i] >= 0:
-            patch = &part.source.places[layout.patches[layout.patch_of[i]].source_part]
-            if patch.kind != PINNED or not one_address(patch):
-                return False
-    return True
-
-
 cdef int64_t course_room(const Course *course) noexcept nogil:
     return bytes_in(&course.device.lanes[course.only]) if 0 <= course.only < RELAY_LANE else <int64_t>1 << 62
-
-
-cdef int64_t chunk_of_plan(const CopierData *copier, const PlanData *plan, int32_t d) noexcept nogil:
-    return copier.chunk * (PEER_CHUNKS if lanes_of_plan(plan, d) & ~PEER_LANES == 0 else 1)
-
-
-cdef int64_t slot_of_plan(const CopierData *copier, const PlanData *plan, int32_t d) noexcept nogil:
-    cdef const PartRoute *part
-    cdef int64_t bytes = 0
-    cdef int32_t i
-    for i in range(plan.target.layout.n_parts):
-        part = &plan.parts[i]
-        if part.device_number == d and part.route == ROUTE_RING:
-            bytes = max(bytes, copier.devices[d].ring.slot_bytes)
-        elif part.device_number == d and part.route == ROUTE_RELAY:
-            bytes = max(bytes, copier.relay_slot_bytes)
-    return bytes
 
 
 cdef uint64_t bundles_of_layer(const Slot *slot, int32_t d, int32_t layer) noexcept nogil:
@@ -338,11 +281,11 @@ cdef bint shares_events(const Course *course, int32_t layer) noexcept nogil:
         return course.share.taken == 0      # an event that is not recorded yet orders nothing
     if layer == 0 or layer == course.slot.n_layers - 1 or course.unmarked_bytes >= shared_bytes(course):
         return False
-    return (course.here | course.unmarked) & ~(PCIE_LANES | PEER_LANES) == 0
+    return (course.here | course.unmarked) & ~(pcie_lanes() | peer_lanes()) == 0
 
 
 cdef inline int64_t shared_bytes(const Course *course) noexcept nogil:
-    return SHARED_BYTES if (course.here | course.unmarked) & PCIE_LANES else <int64_t>PEER_CHUNKS * SHARED_BYTES
+    return SHARED_BYTES if (course.here | course.unmarked) & pcie_lanes() else <int64_t>PEER_CHUNKS * SHARED_BYTES
 
 
 cdef int64_t layer_bytes(const Course *course, int32_t layer) noexcept nogil:
@@ -595,19 +538,9 @@ cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
         course.only = course.lane + (LANES if staged else 0)
     elif course.only != ANY_WAY and course.only != course.lane + (LANES if staged else 0):
         return PAUSE
-    status = take_staging(course) if staged else OK
-    if status == OK and not by_helpers:
-        status = lane_ready(course.device, lane, course.guard, course.error)
-    if status == OK and course.ring != NULL and not by_helpers:
-        status = ring_ready(course.ring, course.guard, course.error)
+    status = ready_staging(course, by_helpers) if staged else ready_lane(course, lane)
     if status != OK:
         return status
-    if not staged and has_staging(course):      # helpers get what is theirs, or layers would count only where the next of them ends
-        status = stage_flush(course.device, course.guard, course.error)
-    if status != OK:
-        return status
-    if course.route != ROUTE_STAGE and not by_helpers:      # the next call is a copy
-        course_touch(course)
     course.error.part = course.emission.part
     if course.into == 0:
         course.unmarked_bytes += extent.width * extent.rows
@@ -624,6 +557,26 @@ cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
     if status == OK:
         course.extent += 1
         course.into = 0
+    return status
+
+
+cdef int ready_lane(Course *course, Lane *lane) noexcept nogil:
+    cdef int status = lane_ready(course.device, lane, course.guard, course.error)
+    if status == OK and course.ring != NULL:
+        status = ring_ready(course.ring, course.guard, course.error)
+    if status == OK and has_staging(course):    # helpers get what is theirs, or layers would count only where the next of them ends
+        status = stage_flush(course.device, course.guard, course.error)
+    if status == OK:                            # the next call is a copy
+        course_touch(course)
+    return status
+
+
+cdef int ready_staging(Course *course, bint by_helpers) noexcept nogil:
+    cdef int status = take_staging(course)
+    if status == OK and not by_helpers:
+        status = lane_ready(course.device, &course.device.lanes[course.lane], course.guard, course.error)
+    if status == OK and course.route == ROUTE_UNSTAGE:      # the next call is a copy
+        course_touch(course)
     return status
 
 

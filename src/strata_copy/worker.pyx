@@ -11,8 +11,7 @@ from strata_copy.abi cimport (
 from strata_copy.atomics cimport add_i64, load_i32, load_i64, store_i32
 from strata_copy.copier cimport free_event, free_stream, make_event, make_stream, stand_on_device, the_tables
 from strata_copy.courses cimport (
-    STEP_BESIDE, STEP_ONE_WAY, chunk_of_plan, course_begin, course_cut, course_go, course_room, course_tell, course_touch, in_hook,
-    for_helpers, lanes_of_plan, slot_of_plan,
+    STEP_BESIDE, STEP_ONE_WAY, course_begin, course_cut, course_go, course_room, course_tell, course_touch, in_hook,
 )
 from strata_copy.cudart cimport (
     Guard, clear, cudaErrorNotReady, cudaEventDisableTiming, cudaEvent_t, cuda_failed, guard_enter, guard_leave,
@@ -33,6 +32,7 @@ from strata_copy.submit cimport Submission
 from strata_copy.tickets cimport (
     QUEUING, cut_short, give_up, nap, no_ticket, of_hook, pin, ran_something, sweep, tell_news, unpin,
 )
+from strata_copy.ways cimport chunk_of_plan, for_helpers, lanes_of_plan, slot_of_plan
 
 
 cdef enum:
