@@ -64,6 +64,7 @@ ROOMS = [
     "ways",
     "courses",
     "tickets",
+    "legs",
     "worker",
     "submit",
     "checks",

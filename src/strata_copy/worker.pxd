@@ -1,44 +1,23 @@
 """The worker: queues long tickets in windows, so that no submit is held up and others get in between.
 
-Who owns what: a fed ticket has a job, in a static table, with a copy of its request, a gate event behind what it waits for, and a course
-for each of its devices. Jobs are used under the copier's lock. A step of the worker (`worker_step`) takes the lock for as long as it takes
-to queue a few chunks; it is called by a thread of our own, which sleeps on `bell` while there is nothing to do, by a caller whose ticket
-can begin at once, and by a runtime that decides itself when things run (table.h: adopt_worker). It never takes the GIL.
+Who owns what: a fed ticket has a job, in a static table, with a copy of its request, and for each of its devices a leg (legs.pxd). Jobs
+are used under the copier's lock. A step of the worker (`worker_step`) takes the lock for as long as it takes to queue a few chunks; it is
+called by a thread of our own, which sleeps on `bell` while there is nothing to do, by a caller whose ticket can begin at once, and by a
+runtime that decides itself when things run (table.h: adopt_worker). It never takes the GIL.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from strata_copy.abi cimport Error, Request, Ticket
 from strata_copy.copier cimport Opening
-from strata_copy.courses cimport Course
-from strata_copy.cudart cimport cudaEvent_t, cudaStream_t
 from strata_copy.lanes cimport CopierData, Slot
 from strata_copy.layout cimport MAX_GROUPS, MAX_MARKS
+from strata_copy.legs cimport Leg
 from strata_copy.plan cimport Units
 from strata_copy.submit cimport Submission
 
 cdef enum:
     MAX_JOBS = 16
-    MAX_MARKERS = 32
-
-# What a job has queued on one device and is not known to have landed: events behind steps, in a ring.
-cdef struct Window:
-    cudaEvent_t events[MAX_MARKERS]
-    int64_t bytes[MAX_MARKERS]
-    int32_t calls[MAX_MARKERS]
-    int32_t first, n
-    int64_t bytes_ahead
-    int32_t calls_ahead
-
-# A job on one device.
-cdef struct Leg:
-    Course course
-    Window window
-    int64_t step, ahead         # bytes that are queued at a time, and that may be queued and not landed
-    int64_t least               # bytes of the window that are worth a step while there are others in it: a slot, through a ring
-    int64_t helped              # bytes that helpers take at a time beside a ring, or 0
-    cudaStream_t gate_stream    # that nothing else waits on
-    cudaEvent_t gate
 
 cdef struct Job:
     Slot *slot                  # NULL: free

@@ -6,41 +6,35 @@ from libc.string cimport memcpy
 from posix.time cimport CLOCK_MONOTONIC, timespec
 
 from strata_copy.abi cimport (
-    AGAIN, CANCELLED, FAILED, OK, POISONED, REASON_CUDA, REASON_MEMORY, REASON_NONE, REFUSED, WAIT_EVENT, Error, Request, Ticket, Wait,
+    AGAIN, CANCELLED, OK, POISONED, REASON_CUDA, REASON_MEMORY, REASON_NONE, REFUSED, WAIT_EVENT, Error, Ticket, Wait,
 )
 from strata_copy.atomics cimport add_i64, load_i32, load_i64, store_i32
-from strata_copy.copier cimport free_event, free_stream, make_event, make_stream, stand_on_device, the_tables
+from strata_copy.copier cimport stand_on_device, the_tables
 from strata_copy.courses cimport (
     STEP_BESIDE, STEP_ONE_WAY, course_begin, course_cut, course_go, course_room, course_tell, course_touch, in_hook,
 )
-from strata_copy.cudart cimport (
-    Guard, clear, cudaErrorNotReady, cudaEventDisableTiming, cudaEvent_t, cuda_failed, guard_enter, guard_leave,
-    observed, outcome, published, rt,
-)
+from strata_copy.cudart cimport Guard, clear, cudaEvent_t, guard_enter, guard_leave, observed, outcome, published, rt
+from strata_copy.helpers cimport helpers_close, helpers_copy, helpers_open
 from strata_copy.lanes cimport (
     CLOSED, LANES, PAUSE, STAGE_HOST, STAGE_IN, STAGE_OUT, STAGING, Budget, CopierData, DeviceLanes, Extent, Slot, StageChunk,
-    device_index, guard_to_close, lane_stream, now, poison_all, pthread_cond_broadcast, pthread_cond_init, pthread_cond_t,
-    pthread_cond_timedwait, pthread_cond_wait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t, pthread_create,
-    pthread_join, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock, pthread_t,
-    record, wait_event,
+    device_index, guard_to_close, now, poison_all, pthread_cond_broadcast, pthread_cond_init, pthread_cond_t, pthread_cond_timedwait,
+    pthread_cond_wait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t, pthread_create, pthread_join,
+    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock, pthread_t, record, wait_event,
 )
-from strata_copy.helpers cimport helpers_close, helpers_copy, helpers_open
 from strata_copy.layout cimport LayoutData
-from strata_copy.plan cimport MAX_DEVICES, PlanData, Units
+from strata_copy.legs cimport LEAST_BESIDE, MAX_MARKERS, Leg, Window, leg_close, leg_look, leg_mark, leg_open, leg_size
+from strata_copy.plan cimport MAX_DEVICES, Units
 from strata_copy.staging cimport stage_copied, stage_drop, stage_empty, stage_flush, stage_look, stage_next, stage_sends
 from strata_copy.submit cimport Submission
 from strata_copy.tickets cimport (
     QUEUING, cut_short, give_up, nap, no_ticket, of_hook, pin, ran_something, sweep, tell_news, unpin,
 )
-from strata_copy.ways cimport chunk_of_plan, for_helpers, lanes_of_plan, slot_of_plan
+from strata_copy.ways cimport lanes_of_plan
 
 
 cdef enum:
     CALLS_OF_A_STEP = 64
     CALLS_AHEAD = 256
-    STEPS_BESIDE = 3            # 2 ms of a ring, while the worker copies with the helpers for less than one
-    LEAST_BESIDE = 4            # shares of the helpers that are left at least, or they would be the last to end
-    LEAST_AHEAD = 1024          # bytes: what a copy costs does not depend on the bytes below that
     LOOK_NS = 100000            # between two looks at what has landed
     IDLE_NS = 1000000000
 
@@ -88,7 +82,7 @@ cdef int feed(Job *job, Submission *s) noexcept nogil:
     for d in range(s.copier.n_devices):
         if s.slot.devices[d].used:
             course_begin(&job.legs[d].course, s.copier, s.slot, d, &job.request, job.units, gate)
-            size_window(&job.legs[d], s.copier, &job.request, s.plan, d)
+            leg_size(&job.legs[d], s.copier, &job.request, s.plan, d)
     job.slot, job.ticket, job.started = s.slot, s.slot.ticket, False
     s.slot.counted = s.slot.fed = True
     add_i64(<int64_t *>&s.plan.target.generation, 1)
@@ -331,7 +325,7 @@ cdef int fill_window(Job *job, Leg *leg, bint begins, bint beside, const Guard *
             job.slot.queued_bytes += most - budget.bytes
             if leg.course.only >= LANES:        # staging counts by itself
                 continue
-            status = put_marker(leg, most - budget.bytes, CALLS_OF_A_STEP - budget.calls, guard, error)
+            status = leg_mark(leg, most - budget.bytes, CALLS_OF_A_STEP - budget.calls, guard, error)
     return status
 
 
@@ -379,63 +373,22 @@ cdef int check_alive(CopierData *copier, Slot *slot, Error *error) noexcept nogi
     return OK
 
 
-# ---- markers: what has landed
-
-cdef int put_marker(Leg *leg, int64_t bytes, int32_t calls, const Guard *guard, Error *error) noexcept nogil:
-    cdef Window *window = &leg.window
-    cdef DeviceLanes *device = leg.course.device
-    cdef int32_t i = (window.first + window.n) % MAX_MARKERS
-    cdef int status = record(device, window.events[i], lane_stream(&device.lanes[leg.course.only]), guard, error)
-    if status == OK:
-        window.bytes[i], window.calls[i] = bytes, calls
-        window.n += 1
-        window.bytes_ahead += bytes
-        window.calls_ahead += calls
-    return status
-
-
 cdef int look(CopierData *copier, Job *job, const Guard *guard, Error *error) noexcept nogil:
     """Takes what has landed out of the windows."""
-    cdef Window *window
+    cdef Leg *leg
     cdef int32_t d
-    cdef int code
+    cdef int status = OK
     for d in range(copier.n_devices):
-        window = &job.legs[d].window
-        if job.slot.devices[d].used and copier.devices[d].staging.owner == job.ticket:
+        leg = &job.legs[d]
+        if status == OK and job.slot.devices[d].used and copier.devices[d].staging.owner == job.ticket:
             if stage_sends(&copier.devices[d]):
-                course_touch(&job.legs[d].course)
-            code = stage_look(copier, &copier.devices[d], &job.slot.landed, guard, error)
-            if code != OK:
-                return code
-            course_tell(&job.legs[d].course)
-        while job.slot.devices[d].used and window.n > 0:
-            code = rt.cudaEventQuery(window.events[window.first])
-            if code == cudaErrorNotReady:
-                break
-            if code != 0:
-                return cuda_failed(FAILED, code, "cudaEventQuery", copier.devices[d].device, guard, error)
-            add_i64(&job.slot.landed, window.bytes[window.first])
-            window.bytes_ahead -= window.bytes[window.first]
-            window.calls_ahead -= window.calls[window.first]
-            window.first = (window.first + 1) % MAX_MARKERS
-            window.n -= 1
-    return OK
-
-
-cdef void size_window(Leg *leg, const CopierData *copier, const Request *request, const PlanData *plan, int32_t d) noexcept nogil:
-    """For a ticket that has nothing in it yet. One that shall keep its distance has no helpers beside its ring, nor one with a hook, which
-    would have to wait for them behind each layer; with them the ring has less ahead, for at the end it copies that alone."""
-    cdef const DeviceLanes *device = leg.course.device
-    leg.step = chunk_of_plan(copier, plan, d)
-    leg.ahead = max(request.bytes_ahead, LEAST_AHEAD) if request.bytes_ahead > 0 else copier.window * leg.step
-    leg.least = min(slot_of_plan(copier, plan, d), leg.step, leg.ahead // 2)
-    leg.helped = 0
-    if (for_helpers(plan, d) and copier.helpers > 0 and device.staging.slots > 0 and request.bytes_ahead <= 0
-            and request.hook == NULL and leg.course.slot.bytes >= LEAST_BESIDE * device.staging.chunk_bytes):
-        leg.helped = device.staging.chunk_bytes
-        leg.ahead = min(leg.ahead, STEPS_BESIDE * leg.step)
-    leg.window.first = leg.window.n = leg.window.calls_ahead = 0
-    leg.window.bytes_ahead = 0
+                course_touch(&leg.course)
+            status = stage_look(copier, &copier.devices[d], &job.slot.landed, guard, error)
+            if status == OK:
+                course_tell(&leg.course)
+        if status == OK and job.slot.devices[d].used:
+            status = leg_look(leg, &job.slot.landed, guard, error)
+    return status
 
 
 # ---- the helpers' part of staging
@@ -592,7 +545,7 @@ cdef int worker_open(CopierData *copier, const Opening *opening, Error *error) n
     for d in range(copier.n_devices):
         for i in range(MAX_JOBS):
             if status == OK:
-                status = make_leg(&jobs[i].legs[d], &copier.devices[d], &guard, error)
+                status = leg_open(&jobs[i].legs[d], &copier.devices[d], &guard, error)
     guard_leave(&guard, status, error)
     if status != OK:
         return status
@@ -624,7 +577,7 @@ cdef void worker_close(CopierData *copier, Error *error) noexcept nogil:
         alive = alive and load_i32(&copier.devices[d].poisoned) == 0
     for i in range(MAX_JOBS):
         for d in range(copier.n_devices if alive and jobs[i].legs != NULL else 0):
-            free_leg(&jobs[i].legs[d], &copier.devices[d], &guard, error)
+            leg_close(&jobs[i].legs[d], &copier.devices[d], &guard, error)
         free(jobs[i].legs)
         free(jobs[i].units)
         jobs[i].legs, jobs[i].units, jobs[i].slot = NULL, NULL, NULL
@@ -657,26 +610,3 @@ cdef int worker_reserve(int32_t parts, Error *error) noexcept nogil:
         jobs[i].units = grown
     max_parts = max(max_parts, parts)
     return OK
-
-
-cdef int make_leg(Leg *leg, const DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
-    cdef int32_t i
-    cdef int status
-    cdef int code = rt.cudaSetDevice(device.device)
-    if code != 0:
-        return cuda_failed(REFUSED, code, "cudaSetDevice", device.device, guard, error)
-    status = make_stream(&leg.gate_stream, device, guard, error)
-    if status == OK:
-        status = make_event(&leg.gate, cudaEventDisableTiming, device, guard, error)
-    for i in range(MAX_MARKERS):
-        if status == OK:
-            status = make_event(&leg.window.events[i], cudaEventDisableTiming, device, guard, error)
-    return status
-
-
-cdef void free_leg(Leg *leg, const DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
-    cdef int32_t i
-    free_stream(leg.gate_stream, device, guard, error)
-    free_event(leg.gate, device, guard, error)
-    for i in range(MAX_MARKERS):
-        free_event(leg.window.events[i], device, guard, error)

@@ -1,0 +1,84 @@
+"""Legs. Declared in legs.pxd."""
+
+from libc.stdint cimport int32_t, int64_t
+
+from strata_copy.abi cimport FAILED, OK, REFUSED, Error, Request
+from strata_copy.atomics cimport add_i64
+from strata_copy.copier cimport free_event, free_stream, make_event, make_stream
+from strata_copy.cudart cimport Guard, cudaErrorNotReady, cudaEventDisableTiming, cuda_failed, rt
+from strata_copy.lanes cimport CopierData, DeviceLanes, lane_stream, record
+from strata_copy.plan cimport PlanData
+from strata_copy.ways cimport chunk_of_plan, for_helpers, slot_of_plan
+
+cdef enum:
+    STEPS_BESIDE = 3            # 2 ms of a ring, while the worker copies with the helpers for less than one
+    LEAST_AHEAD = 1024          # bytes: what a copy costs does not depend on the bytes below that
+
+
+cdef int leg_open(Leg *leg, const DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
+    cdef int32_t i
+    cdef int status
+    cdef int code = rt.cudaSetDevice(device.device)
+    if code != 0:
+        return cuda_failed(REFUSED, code, "cudaSetDevice", device.device, guard, error)
+    status = make_stream(&leg.gate_stream, device, guard, error)
+    if status == OK:
+        status = make_event(&leg.gate, cudaEventDisableTiming, device, guard, error)
+    for i in range(MAX_MARKERS):
+        if status == OK:
+            status = make_event(&leg.window.events[i], cudaEventDisableTiming, device, guard, error)
+    return status
+
+
+cdef void leg_close(Leg *leg, const DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil:
+    cdef int32_t i
+    free_stream(leg.gate_stream, device, guard, error)
+    free_event(leg.gate, device, guard, error)
+    for i in range(MAX_MARKERS):
+        free_event(leg.window.events[i], device, guard, error)
+
+
+cdef void leg_size(Leg *leg, const CopierData *copier, const Request *request, const PlanData *plan, int32_t d) noexcept nogil:
+    """One that shall keep its distance has no helpers beside its ring, nor one with a hook, which would have to wait for them behind each
+    layer; with them the ring has less ahead, for at the end it copies that alone."""
+    cdef const DeviceLanes *device = leg.course.device
+    leg.step = chunk_of_plan(copier, plan, d)
+    leg.ahead = max(request.bytes_ahead, LEAST_AHEAD) if request.bytes_ahead > 0 else copier.window * leg.step
+    leg.least = min(slot_of_plan(copier, plan, d), leg.step, leg.ahead // 2)
+    leg.helped = 0
+    if (for_helpers(plan, d) and copier.helpers > 0 and device.staging.slots > 0 and request.bytes_ahead <= 0
+            and request.hook == NULL and leg.course.slot.bytes >= LEAST_BESIDE * device.staging.chunk_bytes):
+        leg.helped = device.staging.chunk_bytes
+        leg.ahead = min(leg.ahead, STEPS_BESIDE * leg.step)
+    leg.window.first = leg.window.n = leg.window.calls_ahead = 0
+    leg.window.bytes_ahead = 0
+
+
+cdef int leg_mark(Leg *leg, int64_t bytes, int32_t calls, const Guard *guard, Error *error) noexcept nogil:
+    cdef Window *window = &leg.window
+    cdef DeviceLanes *device = leg.course.device
+    cdef int32_t i = (window.first + window.n) % MAX_MARKERS
+    cdef int status = record(device, window.events[i], lane_stream(&device.lanes[leg.course.only]), guard, error)
+    if status == OK:
+        window.bytes[i], window.calls[i] = bytes, calls
+        window.n += 1
+        window.bytes_ahead += bytes
+        window.calls_ahead += calls
+    return status
+
+
+cdef int leg_look(Leg *leg, int64_t *landed, const Guard *guard, Error *error) noexcept nogil:
+    cdef Window *window = &leg.window
+    cdef int code
+    while window.n > 0:
+        code = rt.cudaEventQuery(window.events[window.first])
+        if code == cudaErrorNotReady:
+            break
+        if code != 0:
+            return cuda_failed(FAILED, code, "cudaEventQuery", leg.course.device.device, guard, error)
+        add_i64(landed, window.bytes[window.first])
+        window.bytes_ahead -= window.bytes[window.first]
+        window.calls_ahead -= window.calls[window.first]
+        window.first = (window.first + 1) % MAX_MARKERS
+        window.n -= 1
+    return OK
