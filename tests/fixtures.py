@@ -1,6 +1,5 @@
 """A small conversation in five K/V formats, and memory for it that knows what it should hold."""
 
-import contextlib
 import ctypes
 import functools
 import mmap
@@ -82,21 +81,10 @@ def two_devices():
     return (0, 1)[: runtime.device_count()]
 
 
-@contextlib.contextmanager
-def on_device(device):
-    """That device is current for a while."""
-    before = runtime.get_device()
-    runtime.set_device(device)
-    try:
-        yield
-    finally:
-        runtime.set_device(before)
-
-
 def settle(devices=None):
-    """What is queued on these devices, or on all, is done. runtime.device_synchronize waits for the current one."""
-    for device in range(runtime.device_count()) if devices is None else devices:
-        with on_device(device):
+    """Waits for these devices, or for two_devices(); runtime.device_synchronize waits for the current one."""
+    for device in two_devices() if devices is None else devices:
+        with runtime.on_device(device):
             runtime.device_synchronize()
 
 
@@ -130,7 +118,7 @@ def allocate(kind, device, size):
         base = -(-array.ctypes.data // ALIGNMENT) * ALIGNMENT
         pageable[base] = array
         return base
-    with on_device(device):
+    with runtime.on_device(device):
         return runtime.malloc(size) if kind == "device" else runtime.host_alloc(size)
 
 

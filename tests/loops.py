@@ -66,7 +66,7 @@ class Loop:
         return self.engines[-1]
 
     def free(self):
-        settle()
+        settle(stage.device for stage in self.stages)
         for thing in (*self.engines, *self.sessions):
             thing.close() if thing in self.engines else thing.free()
         for stage in self.stages:

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 import strata_copy as sc
-from fixtures import HOST, SYNCED, after_copy, differences, on_device, small_layout, untouched
+from fixtures import HOST, SYNCED, after_copy, differences, small_layout, untouched
 from host_table import cuda
 from strata_copy import host_runtime, peers, runtime
 
@@ -24,7 +24,7 @@ def small(monkeypatch):
 
 def access_is_enabled(device, peer):
     """Asks CUDA, and leaves it as it was."""
-    with on_device(device):
+    with runtime.on_device(device):
         code = cuda.cudaDeviceEnablePeerAccess(peer, 0)
         if code == 0:
             assert cuda.cudaDeviceDisablePeerAccess(peer) == 0

@@ -44,7 +44,7 @@ def helpers_of(route):
     return {"pinned_memory": 4 * 512} if route == "helped" else {}
 
 
-def settle(tickets):
+def sync_all(tickets):
     for ticket in tickets:
         assert ticket.sync()
 
@@ -173,7 +173,7 @@ def test_what_a_fed_copy_waits_for_is_noted_at_submit(memory, seed):
         second = copier.submit(a.state, b.state, upto=UPTO, after=[sc.Event(event), sc.Stream(writer)], feed=True)
         runtime.event_record(event, other)
         runtime.event_destroy(event)
-        settle([first, second])
+        sync_all([first, second])
         assert differences(b, after_copy(a, b, UPTO)) == []
 
 
@@ -199,7 +199,7 @@ def test_a_chain_of_fed_copies_ends_in_order(memory, seed):
         ]
         assert copier.submit(held[-1].state, held[0].state, upto=3, after=SYNCED, feed=False) is None or not HOST
         tickets.append(copier.submit(held[-1].state, held[0].state, upto=3, after=SYNCED))
-        settle(reversed(tickets))
+        sync_all(reversed(tickets))
         values = held[0].pattern()
         for x, y in itertools.pairwise(held):
             values = after_copy(x, y, UPTO, source_bytes=values)
@@ -396,7 +396,7 @@ def test_a_copy_of_priority_0_overtakes_one_of_low_priority(memory, held):
             host_runtime.step(1)
         assert not park.done
         assert park.poll().bytes < take.bytes
-        settle([park, take])
+        sync_all([park, take])
 
 
 def test_bytes_ahead_bounds_what_is_queued(memory):
@@ -441,7 +441,7 @@ def test_sixteen_are_fed_at_once_and_the_next_one_later(memory, held):
         if HOST:
             assert tickets[16] is None
         held.open()
-        settle(ticket for ticket in tickets if ticket)
+        sync_all(ticket for ticket in tickets if ticket)
         last = tickets[16] or copier.submit(a.state, targets[16].state, upto=9, after=SYNCED, feed=True)
         assert last.sync()
         assert all(differences(t, after_copy(a, t, 9)) == [] for t in targets)

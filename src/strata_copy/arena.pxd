@@ -25,6 +25,7 @@ cdef int arena_unregister(ArenaData *arena, size_t base, Error *error) noexcept 
 # REFUSED where something is still taken, else everything that CUDA takes back is given back.
 cdef int arena_close(ArenaData *arena, Error *error) noexcept nogil
 
+
 # TypeError for None, and for one that is closed or whose __init__ did not run.
 cdef class Arena:
     cdef ArenaData *data

@@ -538,7 +538,7 @@ cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
         course.only = course.lane + (LANES if staged else 0)
     elif course.only != ANY_WAY and course.only != course.lane + (LANES if staged else 0):
         return PAUSE
-    status = ready_staging(course, by_helpers) if staged else ready_lane(course, lane)
+    status = ready_staging(course, lane, by_helpers) if staged else ready_lane(course, lane)
     if status != OK:
         return status
     course.error.part = course.emission.part
@@ -571,10 +571,10 @@ cdef int ready_lane(Course *course, Lane *lane) noexcept nogil:
     return status
 
 
-cdef int ready_staging(Course *course, bint by_helpers) noexcept nogil:
+cdef int ready_staging(Course *course, Lane *lane, bint by_helpers) noexcept nogil:
     cdef int status = take_staging(course)
     if status == OK and not by_helpers:
-        status = lane_ready(course.device, &course.device.lanes[course.lane], course.guard, course.error)
+        status = lane_ready(course.device, lane, course.guard, course.error)
     if status == OK and course.route == ROUTE_UNSTAGE:      # the next call is a copy
         course_touch(course)
     return status

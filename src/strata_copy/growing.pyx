@@ -35,7 +35,7 @@ cdef int grow(ArenaData *arena, const Guard *guard, Error *error) noexcept nogil
     map_ahead(&ahead, arena)
     while ahead.bytes > 0:
         this = mapped_one(&ahead)
-        take_of_budget(&this)
+        trim_to_budget(&this)
         map_ahead(&ahead, arena)
         status = make_piece(&this, guard, error)
         if status != OK or not pause(arena):
@@ -80,7 +80,7 @@ cdef Mapped mapped_one(Mapped *ahead) noexcept nogil:
     return ahead[0]
 
 
-cdef void take_of_budget(Mapped *mapped) noexcept nogil:
+cdef void trim_to_budget(Mapped *mapped) noexcept nogil:
     """Others may have used it up meanwhile: what it has no room for any more is given back."""
     if mapped.base != NULL:
         unmap(mapped, budget_take(mapped.arena, mapped.bytes))
@@ -118,7 +118,7 @@ cdef int make_piece(const Mapped *mapped, const Guard *guard, Error *error) noex
         attempt = min(attempt, bytes - done)
         code = rt.cudaHostRegister(base + done, attempt, cudaHostRegisterPortable | cudaHostRegisterMapped)
         if code == 0:
-            status = pieces_add(arena, <size_t>base + done, attempt, PIECE_MADE, guard, error)
+            status = pieces_add(arena, <size_t>base + done, attempt, PIECE_MADE, error)
             done += attempt if status == OK else 0
             continue
         status = cuda_failed(REFUSED, code, "cudaHostRegister", arena.device, guard, error)

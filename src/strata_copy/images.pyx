@@ -15,7 +15,7 @@ from strata_copy.cudart cimport outcome
 from strata_copy.lanes cimport pthread_mutex_lock, pthread_mutex_unlock
 from strata_copy.layout cimport LayoutData, units_at
 from strata_copy.lineage cimport lineage_new, lineage_reset
-from strata_copy.pieces cimport ARENA_GRAIN, Range, arena_give, arena_take
+from strata_copy.pieces cimport ARENA_GRAIN, ArenaData, Range, arena_give, arena_take
 from strata_copy.plan cimport SMALL
 from strata_copy.states cimport DISCARDED, UNPUBLISHED, VISIBLE, Run, Runs, StateData, state_drop, state_new
 from strata_copy.tickets cimport sweep

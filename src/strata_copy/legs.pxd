@@ -1,4 +1,5 @@
-"""Legs: a fed ticket on one device. Its course, what it waits for before it begins, and its window: what is queued and has not landed."""
+"""Legs: a fed ticket on one device. Its course, and its window: what is queued and has not landed. Under the copier's lock, while one is
+open."""
 
 from libc.stdint cimport int32_t, int64_t
 
@@ -27,11 +28,12 @@ cdef struct Leg:
     int64_t step, ahead         # bytes that are queued at a time, and that may be queued and not landed
     int64_t least               # bytes of the window that are worth a step while there are others in it: a slot, through a ring
     int64_t helped              # bytes that helpers take at a time beside a ring, or 0
+    # Of the ticket's first leg, for all:
     cudaStream_t gate_stream    # that nothing else waits on
-    cudaEvent_t gate
+    cudaEvent_t gate            # behind what the request waits for
 
 
-# Streams and events, made as the copier opens.
+# Streams and events, made as the copier opens. leg_open leaves the device current.
 cdef int leg_open(Leg *leg, const DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil
 cdef void leg_close(Leg *leg, const DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil
 

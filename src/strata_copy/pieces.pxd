@@ -58,7 +58,7 @@ cdef size_t budget_take(ArenaData *arena, size_t wanted) noexcept nogil
 cdef void budget_give(ArenaData *arena, size_t bytes) noexcept nogil
 
 # Notes a piece that is registered; where there is no room for the note it is unregistered again.
-cdef int pieces_add(ArenaData *arena, size_t base, size_t bytes, int32_t kind, const Guard *guard, Error *error) noexcept nogil
+cdef int pieces_add(ArenaData *arena, size_t base, size_t bytes, int32_t kind, Error *error) noexcept nogil
 # In registrations of a piece each; or, where all of it is registered by others, in theirs.
 cdef int pieces_attach(ArenaData *arena, size_t base, size_t bytes, const Guard *guard, Error *error) noexcept nogil
 # In one registration, in place.

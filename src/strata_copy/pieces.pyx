@@ -26,7 +26,7 @@ cdef void budget_give(ArenaData *arena, size_t bytes) noexcept nogil:
     pthread_mutex_unlock(&arena.lock)
 
 
-cdef int pieces_add(ArenaData *arena, size_t base, size_t bytes, int32_t kind, const Guard *guard, Error *error) noexcept nogil:
+cdef int pieces_add(ArenaData *arena, size_t base, size_t bytes, int32_t kind, Error *error) noexcept nogil:
     cdef bint noted
     pthread_mutex_lock(&arena.lock)
     noted = room(arena, 1, 1) == OK
@@ -50,8 +50,8 @@ cdef int pieces_attach(ArenaData *arena, size_t base, size_t bytes, const Guard 
     if has_piece_in(arena, base, end):
         return outcome(error, REFUSED, REASON_OVERLAP, "a part of [%#zx, +%zu) belongs to the arena already", base, bytes)
     if foreign_end(base) != 0 or foreign_end(end - 1) != 0:
-        return attach_foreign(arena, base, bytes, guard, error)
-    if take_all_of_budget(arena, base, bytes, error) != OK:
+        return attach_foreign(arena, base, bytes, error)
+    if budget_take_all(arena, base, bytes, error) != OK:
         return REFUSED
     while at < end and status == OK:
         n = min(arena.piece_bytes, end - at)
@@ -61,7 +61,7 @@ cdef int pieces_attach(ArenaData *arena, size_t base, size_t bytes, const Guard 
     while at > base and status == OK:
         n = (at - base - 1) % arena.piece_bytes + 1
         at -= n
-        status = pieces_add(arena, at, n, PIECE_ATTACHED, guard, error)
+        status = pieces_add(arena, at, n, PIECE_ATTACHED, error)
     if status == OK:
         return OK
     budget_give(arena, bytes if at == end else at + n - base)
@@ -76,12 +76,12 @@ cdef int pieces_register(ArenaData *arena, size_t base, size_t bytes, const Guar
     cdef int status
     if foreign_end(base) >= base + bytes:
         return OK
-    status = take_all_of_budget(arena, base, bytes, error)
+    status = budget_take_all(arena, base, bytes, error)
     if status != OK:
         return status
     status = register_range(arena, base, bytes, guard, error)
     if status == OK:
-        status = pieces_add(arena, base, bytes, PIECE_IN_PLACE, guard, error)
+        status = pieces_add(arena, base, bytes, PIECE_IN_PLACE, error)
     if status != OK:
         budget_give(arena, bytes)
     return status
@@ -161,7 +161,7 @@ cdef bint has_piece_in(ArenaData *arena, size_t base, size_t end) noexcept nogil
     return found
 
 
-cdef int attach_foreign(ArenaData *arena, size_t base, size_t bytes, const Guard *guard, Error *error) noexcept nogil:
+cdef int attach_foreign(ArenaData *arena, size_t base, size_t bytes, Error *error) noexcept nogil:
     cdef size_t at = base, end = base + bytes, stop
     cdef int status = OK
     while at < end:             # looked at before any of it is given out
@@ -174,7 +174,7 @@ cdef int attach_foreign(ArenaData *arena, size_t base, size_t bytes, const Guard
     at = base
     while at < end and status == OK:
         stop = min(foreign_end(at), end)
-        status = pieces_add(arena, at, stop - at, PIECE_FOREIGN, guard, error)
+        status = pieces_add(arena, at, stop - at, PIECE_FOREIGN, error)
         at = stop
     return status
 
@@ -189,7 +189,7 @@ cdef size_t foreign_end(size_t at) noexcept nogil:
     return <size_t>start + bytes if rt.pointer_range(<void *>at, &start, &bytes) == 0 else 0
 
 
-cdef int take_all_of_budget(ArenaData *arena, size_t base, size_t bytes, Error *error) noexcept nogil:
+cdef int budget_take_all(ArenaData *arena, size_t base, size_t bytes, Error *error) noexcept nogil:
     cdef size_t left
     if base % PAGE != 0 or bytes % PAGE != 0:
         return outcome(error, REFUSED, REASON_PLACE, "[%#zx, +%zu) does not begin and end with a page of %d bytes, and CUDA registers "

@@ -10,6 +10,7 @@ from strata_copy.atomics cimport add_i64
 from strata_copy.cudart cimport clear, outcome
 from strata_copy.images cimport ImageData, image_discard, image_new, image_reserve
 from strata_copy.layout cimport LayoutData, layout_drop, layout_hold
+from strata_copy.pieces cimport ArenaData
 from strata_copy.states cimport StateData, state_drop, state_hold
 from strata_copy.system cimport pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock
 

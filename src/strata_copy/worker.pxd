@@ -1,9 +1,10 @@
 """The worker: queues long tickets in windows, so that no submit is held up and others get in between.
 
-Who owns what: a fed ticket has a job, in a static table, with a copy of its request, and for each of its devices a leg (legs.pxd). Jobs
-are used under the copier's lock. A step of the worker (`worker_step`) takes the lock for as long as it takes to queue a few chunks; it is
-called by a thread of our own, which sleeps on `bell` while there is nothing to do, by a caller whose ticket can begin at once, and by a
-runtime that decides itself when things run (table.h: adopt_worker). It never takes the GIL.
+Who owns what: a fed ticket has a job, in a static table, with a copy of its request, and for each of its devices a leg (legs.pxd), the
+first of which has the gate event behind what the ticket waits for. Jobs and legs are used under the copier's lock. A step of the worker
+(`worker_step`) takes the lock for as long as it takes to queue a few chunks; it is called by a thread of our own, which sleeps on `bell`
+while there is nothing to do, by a caller whose ticket can begin at once, and by a runtime that decides itself when things run (table.h:
+adopt_worker). It never takes the GIL.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
