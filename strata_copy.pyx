@@ -23,8 +23,8 @@ from strata_copy.abi cimport AGAIN, API_VERSION, FAILED, OK, REASON_CLOSED, REAS
 from strata_copy.arena cimport Arena, arena_data
 from strata_copy.atomics cimport load_i32, load_u64
 from strata_copy.copier cimport Opening, the_copier
-from strata_copy.courses cimport in_hook
 from strata_copy.cudart cimport clear, observed, outcome, published, require_runtime
+from strata_copy.hooks cimport in_hook, of_hook
 from strata_copy.images cimport MAX_IMAGE_BANKS, ImageData, image_discard, image_new
 from strata_copy.images cimport image_blob as set_blob, image_publish as show_image, image_reserve as make_room
 from strata_copy.lineage cimport (
@@ -46,7 +46,7 @@ from strata_copy.raising cimport raise_error
 from strata_copy.states cimport MAX_TICKETS, VISIBLE, StateData, check_places, state_drop, state_new
 from strata_copy.submit cimport adopt_plan, submit_plan
 from strata_copy.tickets cimport (
-    check_not_default, of_hook, reset_state, state_users, ticket_look, ticket_poll, ticket_release, ticket_sync, ticket_wait_done,
+    check_not_default, reset_state, state_users, ticket_look, ticket_poll, ticket_release, ticket_sync, ticket_wait_done,
     ticket_wait_layer, tickets_finished,
 )
 from strata_copy.values cimport RequestValues, fill_marks, fill_place, fill_request, fill_way

@@ -16,12 +16,10 @@ from strata_copy.abi cimport OK, REASON_BUSY, REASON_CLOSED, REASON_MEMORY, REFU
 from strata_copy.atomics cimport add_i64
 from strata_copy.cudart cimport Guard, clear, guard_enter, guard_leave, outcome, require_runtime, stand_on
 from strata_copy.growing cimport MAX_TOUCHERS, from_now, grow
-from strata_copy.pieces cimport (
-    PAGE, ArenaData, Piece, pieces_attach, pieces_copy, pieces_give_back, pieces_register, pieces_unregister,
-)
+from strata_copy.pieces cimport ArenaData, Piece, pieces_attach, pieces_copy, pieces_give_back, pieces_register, pieces_unregister
 from strata_copy.raising cimport raise_error
 from strata_copy.system cimport (
-    pthread_cond_broadcast, pthread_cond_destroy, pthread_cond_init, pthread_cond_timedwait, pthread_create, pthread_join,
+    PAGE, pthread_cond_broadcast, pthread_cond_destroy, pthread_cond_init, pthread_cond_timedwait, pthread_create, pthread_join,
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock, pthread_t,
 )
 

@@ -22,7 +22,7 @@ cdef CopierData *the_tables() noexcept nogil
 # NULL and `error` filled where something cannot be had; nothing is left behind then. Changes the thread's current device: call it on
 # a thread of its own.
 cdef CopierData *copier_open(const Opening *opening, Error *error) noexcept nogil
-# Gives everything back, once no slot is taken any more (tickets.pxd: end_all, free_all). Likewise.
+# Gives everything back, once no slot is taken any more (endings.pxd: free_all). Likewise.
 cdef void copier_close(CopierData *copier, Error *error) noexcept nogil
 # Makes what copies from device number `source` to device number `target` need, unless it is there: a lane where they go by P2P, else a
 # ring. Both devices are alive. As plans are made, never in submit. Changes the thread's current device.

@@ -12,17 +12,13 @@ from strata_copy.cudart cimport (
 )
 from strata_copy.lanes cimport (
     CELLS, CLOSED, ENDS, IN_LANE, LANES, LINK_NONE, LINK_PEER, LINK_RELAY, MAX_AFTER, MAX_RING, OPEN, OUT_LANE, PEER_CHUNKS, PEER_LANE,
-    RELAY_LANE, Lane, Ring, Slot, SlotDevice, Staging, device_drain, guard_to_close, poison_all, pthread_mutex_init, pthread_mutex_lock,
-    pthread_mutex_unlock,
+    RELAY_LANE, Lane, Ring, Slot, SlotDevice, Staging, device_drain, guard_to_close, poison_all,
 )
 from strata_copy.layout cimport MAX_LAYERS
 from strata_copy.peers cimport peer_hangs
 from strata_copy.plan cimport Units
 from strata_copy.states cimport MAX_TICKETS
-
-
-cdef extern from "pthread.h" nogil:
-    int pthread_atfork(void (*)() noexcept, void (*)() noexcept, void (*)() noexcept)
+from strata_copy.system cimport pthread_atfork, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock
 
 cdef CopierData tables
 pthread_mutex_init(&tables.lock, NULL)

@@ -75,9 +75,3 @@ cdef int course_cut(Course *course, const Guard *guard, Error *error) noexcept n
 # Bytes that the lane of the latest step takes before it changes streams: a step that ends there cuts no copy in two, where it goes on the
 # same lane. Through a ring there are slots instead.
 cdef int64_t course_room(const Course *course) noexcept nogil
-
-# The lanes with bundles that parts of a layer moved in, as bits, but for those whose events behind the layer stand for them too.
-cdef uint64_t bundles_of_layer(const Slot *slot, int32_t d, int32_t layer) noexcept nogil
-
-# Whether this thread is inside a caller's hook, from which the library may not be called.
-cdef bint in_hook() noexcept nogil

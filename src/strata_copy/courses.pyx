@@ -6,26 +6,20 @@ from libc.string cimport memset
 from strata_copy.abi cimport FAILED, OK, REASON_HOOK, WAIT_EVENT, Error, Request, Wait
 from strata_copy.atomics cimport add_i64, load_i32, store_i32, store_u64
 from strata_copy.cudart cimport Guard, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, outcome, published, rt
+from strata_copy.hooks cimport enter_hook, leave_hook
 from strata_copy.lanes cimport (
     ENDS, IN_LANE, LANES, LOCAL_LANES, PAUSE, PEER_CHUNKS, PEER_LANE, RELAY_LANE, STAGE_BESIDE, STAGE_HOST, STAGE_IN, STAGE_OUT,
     CopierData, DeviceLanes, Lane, Slot, SlotDevice, bytes_in, device_index, lane_copy, lane_flush, lane_ready, lane_stream, next_lane,
     record, ring_copy, ring_flush, ring_ready, wait_event,
 )
 from strata_copy.layout cimport LayoutData
+from strata_copy.news cimport tell_news
 from strata_copy.plan cimport (
-    MAX_DEVICES, ROUTE_HOST, ROUTE_LOCAL, ROUTE_RELAY, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, Bundle, Emission, Extent, PartRoute,
-    Units, bytes_of, emit_bundle, emit_end, emit_part, emit_unmoved, is_staged, moves_early,
+    ROUTE_HOST, ROUTE_LOCAL, ROUTE_RELAY, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, Bundle, Emission, Extent, PartRoute, Units, bytes_of,
+    emit_bundle, emit_end, emit_part, emit_unmoved, is_staged, moves_early,
 )
 from strata_copy.staging cimport stage_copy, stage_flush, stage_layer, stage_reads, stage_sent, stage_take
-from strata_copy.tickets cimport tell_news
-from strata_copy.ways cimport bit, pcie_lanes, peer_lanes
-
-cdef extern from *:
-    """
-    static __thread int strata_hook_depth;
-    static int strata_enter_hook(int by) { return strata_hook_depth += by; }
-    """
-    int enter_hook "strata_enter_hook"(int by) nogil
+from strata_copy.ways cimport bit, bundles_of_layer, pcie_lanes, peer_lanes
 
 cdef enum:
     SHARED_BYTES = 8 << 20      # layers share events up to here: 0.15 ms of PCIe, and PEER_CHUNKS times as much by P2P
@@ -92,18 +86,6 @@ cdef void course_tell(Course *course) noexcept nogil:
 
 cdef int64_t course_room(const Course *course) noexcept nogil:
     return bytes_in(&course.device.lanes[course.only]) if 0 <= course.only < RELAY_LANE else <int64_t>1 << 62
-
-
-cdef uint64_t bundles_of_layer(const Slot *slot, int32_t d, int32_t layer) noexcept nogil:
-    cdef const SlotDevice *share = &slot.devices[d]
-    cdef uint64_t lanes = slot.plan.early[layer * MAX_DEVICES + d]
-    if lanes & 1:
-        lanes = (lanes ^ 1) | bit(share.bundle_local)
-    return lanes & share.bundle_lanes & ~share.layer_lanes[layer]
-
-
-cdef bint in_hook() noexcept nogil:
-    return enter_hook(0) != 0
 
 
 # ---- bundles, layers, the end
@@ -344,9 +326,9 @@ cdef int call_hook(Course *course) noexcept nogil:
         code = rt.cudaSetDevice(device.device)
     if code != 0:
         return cuda_failed(FAILED, code, "cudaSetDevice", device.device, course.guard, course.error)
-    enter_hook(1)
+    enter_hook()
     told = course.request.hook(course.request.hook_arg, layer, device.device, device.hook)
-    enter_hook(-1)
+    leave_hook()
     if before != device.device:
         code = rt.cudaSetDevice(before)
     if code != 0:

@@ -5,15 +5,14 @@ from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
 
 from strata_copy.abi cimport OK, REASON_MEMORY, REFUSED, Error
 from strata_copy.cudart cimport Guard, clear, cudaHostRegisterMapped, cudaHostRegisterPortable, cuda_failed, is_sticky, outcome, rt
-from strata_copy.pieces cimport PAGE, PIECE_MADE, ArenaData, budget_give, budget_take, pieces_add
+from strata_copy.pieces cimport PIECE_MADE, ArenaData, budget_give, budget_take, pieces_add
 from strata_copy.system cimport (
-    MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, PROT_READ, PROT_WRITE, available_memory, madvise, mmap, munmap,
-    populate, prefer_node, pthread_cond_timedwait, pthread_create, pthread_join, pthread_mutex_destroy, pthread_mutex_init,
+    HUGE_PAGE, MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, PAGE, PROT_READ, PROT_WRITE, available_memory, madvise,
+    mmap, munmap, populate, prefer_node, pthread_cond_timedwait, pthread_create, pthread_join, pthread_mutex_destroy, pthread_mutex_init,
     pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock, pthread_t,
 )
 
 cdef enum:
-    HUGE = 2 << 20
     LEAST = 64 << 20            # smaller pieces than this, and than a 16th, are not tried where CUDA refuses larger ones
     TOUCH = 16 << 20            # bytes whose pages are made to be there at a time
     SPARE = 256 << 20           # bytes of the machine's memory that are left alone
@@ -147,14 +146,14 @@ cdef char *map_piece(ArenaData *arena, size_t bytes, Error *error) noexcept nogi
         outcome(error, REFUSED, REASON_MEMORY, "a piece of %ld bytes, and %ld that stay free, are needed; the machine has %ld left",
                 <int64_t>bytes, <int64_t>SPARE, error.found)
         return NULL
-    mapped = <char *>mmap(NULL, bytes + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+    mapped = <char *>mmap(NULL, bytes + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
     if mapped == <char *>MAP_FAILED:
         outcome(error, REFUSED, REASON_MEMORY, "%ld bytes of memory could not be mapped", <int64_t>bytes)
         return NULL
-    base = mapped + (HUGE - <size_t>mapped % HUGE) % HUGE
+    base = mapped + (HUGE_PAGE - <size_t>mapped % HUGE_PAGE) % HUGE_PAGE
     if base > mapped:
         munmap(mapped, base - mapped)
-    munmap(base + bytes, mapped + HUGE - base)
+    munmap(base + bytes, mapped + HUGE_PAGE - base)
     madvise(base, bytes, MADV_HUGEPAGE)     # where the kernel will not, pages are small and registering takes longer
     if arena.node >= 0 and prefer_node(base, bytes, arena.node) != 0:
         arena.bound = False
@@ -192,7 +191,7 @@ cdef int touch(char *base, size_t bytes, int32_t threads) noexcept nogil:
     cdef Share shares[MAX_TOUCHERS]
     cdef pthread_t running[MAX_TOUCHERS]
     cdef bint started[MAX_TOUCHERS]
-    cdef size_t each = (bytes // threads + HUGE - 1) // HUGE * HUGE, at = 0
+    cdef size_t each = (bytes // threads + HUGE_PAGE - 1) // HUGE_PAGE * HUGE_PAGE, at = 0
     cdef int32_t i, n = 0
     cdef int failed = 0
     pthread_mutex_init(&gate, NULL)

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t
 
-from strata_copy.lanes cimport Extent
+from strata_copy.plan cimport Extent
 
 # As the worker opens and closes. Fewer threads than asked, or none, are a slower way and no failure.
 cdef void helpers_open(int32_t threads) noexcept nogil

@@ -7,22 +7,16 @@ from libc.stdint cimport int32_t, int64_t, uintptr_t
 from libc.string cimport memcpy
 
 from strata_copy.atomics cimport add_i32, load_i32, store_i32
-from strata_copy.lanes cimport (
-    Extent, pthread_cond_broadcast, pthread_cond_init, pthread_cond_t, pthread_cond_wait, pthread_create, pthread_join,
-    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock, pthread_t,
+from strata_copy.plan cimport Extent
+from strata_copy.system cimport (
+    HUGE_PAGE, MADV_HUGEPAGE, MADV_POPULATE_WRITE, PAGE, madvise, pthread_cond_broadcast, pthread_cond_init, pthread_cond_t,
+    pthread_cond_wait, pthread_create, pthread_join, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock,
+    pthread_t,
 )
-
-
-cdef extern from "sys/mman.h" nogil:
-    int madvise(void *, size_t, int)
 
 cdef enum:
     MAX_HELPERS = 16
     BLOCK = 2 << 20             # bytes that a thread takes at a time
-    PAGE = 4096
-    HUGE_PAGE = 2 << 20
-    ADVISE_HUGE = 14            # MADV_HUGEPAGE: memory that was never written costs a third of the time to make
-    POPULATE_WRITE = 23         # MADV_POPULATE_WRITE, of Linux 5.14: pages are made in one call and not fault by fault
 
 cdef pthread_t threads[MAX_HELPERS]
 cdef int32_t n_threads = 0
@@ -62,8 +56,8 @@ cdef void helpers_copy(const Extent *extents, int32_t n, bint fresh) noexcept no
     global round_, work, n_work, makes_pages
     cdef int32_t i
     for i in range(n):
-        if fresh and extents[i].rows == 1:
-            advise(extents[i].target, extents[i].width, HUGE_PAGE, ADVISE_HUGE)
+        if fresh and extents[i].rows == 1:      # memory that was never written costs a third of the time to make
+            advise(extents[i].target, extents[i].width, HUGE_PAGE, MADV_HUGEPAGE)
     pthread_mutex_lock(&gate)
     work, n_work, makes_pages = extents, n, fresh
     store_i32(&dealt, 0)
@@ -116,9 +110,9 @@ cdef void copy_range(const Extent *extent, int64_t start) noexcept nogil:
     while left > 0:
         row, column = start // extent.width, start % extent.width
         bytes = min(left, extent.width - column)
-        # Memory that was never written has no pages yet. Where this is not possible memcpy makes them, fault by fault.
+        # Memory that was never written has no pages yet. Where one call cannot make them memcpy does, fault by fault.
         if makes_pages:
-            advise(extent.target + row * extent.target_pitch + column, bytes, PAGE, POPULATE_WRITE)
+            advise(extent.target + row * extent.target_pitch + column, bytes, PAGE, MADV_POPULATE_WRITE)
         memcpy(extent.target + row * extent.target_pitch + column, extent.source + row * extent.source_pitch + column, bytes)
         start += bytes
         left -= bytes

@@ -12,13 +12,13 @@ from strata_copy.arena cimport arena_drop, arena_hold
 from strata_copy.atomics cimport load_i32, load_u64, store_i32, store_i64, store_u64, swap_i32
 from strata_copy.copier cimport the_tables
 from strata_copy.cudart cimport outcome
-from strata_copy.lanes cimport pthread_mutex_lock, pthread_mutex_unlock
+from strata_copy.endings cimport sweep
 from strata_copy.layout cimport LayoutData, units_at
 from strata_copy.lineage cimport lineage_new, lineage_reset
 from strata_copy.pieces cimport ARENA_GRAIN, ArenaData, Range, arena_give, arena_take
 from strata_copy.plan cimport SMALL
 from strata_copy.states cimport DISCARDED, UNPUBLISHED, VISIBLE, Run, Runs, StateData, state_drop, state_new
-from strata_copy.tickets cimport sweep
+from strata_copy.system cimport pthread_mutex_lock, pthread_mutex_unlock
 
 
 cdef StateData *image_new(ArenaData *arena, LayoutData *layout, int64_t banks, int64_t chunk, bint scrub, Error *error) noexcept nogil:

@@ -5,7 +5,7 @@ Who owns what
 There is one copier in a process (copier.pxd). Its tables are static, so that a ticket can be looked up at any time; its streams, events,
 rings and words are made when it opens and destroyed when it closes. `CopierData.lock` guards what is queued on lanes, opening and closing,
 the taking and freeing of slots, the jobs of the worker (worker.pxd), and StateData.writer and .readers. The order of locks: the GIL, then
-`CopierData.lock`, then one of the two that only guard a condition (tickets.pxd: news; worker.pxd: bell). None is taken from the right to
+`CopierData.lock`, then one of the two that only guard a condition (news.pxd; worker.pxd: bell). None is taken from the right to
 the left. Everything else that threads share is atomic, and a slot is kept from being freed by a pin (tickets.pxd).
 """
 
@@ -16,28 +16,7 @@ from strata_copy.abi cimport Error
 from strata_copy.cudart cimport Guard, cudaEvent_t, cudaStream_t
 from strata_copy.plan cimport MAX_DEVICES, Extent, PlanData, Units
 from strata_copy.states cimport MAX_TICKETS, TICKET_WORDS
-
-
-cdef extern from "pthread.h" nogil:
-    ctypedef struct pthread_mutex_t:
-        pass
-    ctypedef struct pthread_cond_t:
-        pass
-    ctypedef struct pthread_condattr_t:
-        pass
-    int pthread_condattr_init(pthread_condattr_t *)
-    int pthread_condattr_setclock(pthread_condattr_t *, int)
-    int pthread_cond_init(pthread_cond_t *, const pthread_condattr_t *)
-    int pthread_cond_broadcast(pthread_cond_t *)
-    int pthread_cond_wait(pthread_cond_t *, pthread_mutex_t *)
-    int pthread_cond_timedwait(pthread_cond_t *, pthread_mutex_t *, const timespec *)
-    ctypedef unsigned long pthread_t
-    int pthread_create(pthread_t *, const void *, void *(*)(void *) noexcept nogil, void *)
-    int pthread_join(pthread_t, void **)
-    int pthread_mutex_init(pthread_mutex_t *, void *)
-    int pthread_mutex_lock(pthread_mutex_t *)
-    int pthread_mutex_trylock(pthread_mutex_t *)
-    int pthread_mutex_unlock(pthread_mutex_t *)
+from strata_copy.system cimport pthread_mutex_t
 
 
 cdef enum:

@@ -1,12 +1,16 @@
 """Opening, linking and closing a copier, each on a thread of its own: they change the current device."""
 
+from libc.stdint cimport int32_t
+
 from strata_copy.abi cimport FAILED, OK, POISONED, REFUSED, Error
+from strata_copy.atomics cimport load_i32, store_i32
 from strata_copy.copier cimport copier_close, copier_link, copier_open, stand_on_device
-from strata_copy.cudart cimport clear, stand_on
-from strata_copy.lanes cimport poison_all
+from strata_copy.cudart cimport Guard, clear, guard_leave, stand_on
+from strata_copy.endings cimport free_all, sweep
+from strata_copy.lanes cimport CLOSING, device_drain, guard_to_close, poison_all
 from strata_copy.on_thread cimport OnThread
-from strata_copy.tickets cimport end_all, free_all
-from strata_copy.worker cimport worker_close, worker_open
+from strata_copy.system cimport pthread_mutex_lock, pthread_mutex_unlock
+from strata_copy.worker cimport worker_close, worker_finish, worker_open
 
 
 cdef CopierData *open_on_thread(const Opening *opening) except NULL:
@@ -65,3 +69,24 @@ cdef class Work(OnThread):
             free_all(self.copier)
             worker_close(self.copier, &self.error)
             copier_close(self.copier, &self.error)
+
+
+cdef void end_all(CopierData *copier) noexcept nogil:
+    """Lets no more submits in and holds the caller until no ticket is in flight. The lanes are drained, so that the words are set: after
+    this none is but on a dead device, which the closing tells."""
+    cdef Guard guard
+    cdef Error ignored
+    cdef int32_t d
+    clear(&ignored)
+    pthread_mutex_lock(&copier.lock)
+    store_i32(&copier.state, CLOSING)
+    pthread_mutex_unlock(&copier.lock)
+    worker_finish(copier)
+    pthread_mutex_lock(&copier.lock)
+    guard_to_close(copier, &guard, &ignored)
+    for d in range(copier.n_devices):
+        if load_i32(&copier.devices[d].poisoned) == 0:
+            device_drain(&copier.devices[d], &guard, &ignored)
+    guard_leave(&guard, OK, &ignored)
+    sweep(copier)
+    pthread_mutex_unlock(&copier.lock)

@@ -15,7 +15,7 @@ from strata_copy.cudart cimport (
 )
 from strata_copy.lanes cimport now
 from strata_copy.on_thread cimport OnThread
-from strata_copy.tickets cimport nap, ran_something
+from strata_copy.news cimport nap, ran_something
 
 from strata_copy import host_runtime, runtime
 

@@ -14,7 +14,6 @@ from strata_copy.cudart cimport Guard
 from strata_copy.system cimport pthread_cond_t, pthread_mutex_t, pthread_t
 
 cdef enum:
-    PAGE = 4096
     ARENA_GRAIN = 256           # what is taken begins and ends on this many bytes
 
 cdef enum PieceKind:

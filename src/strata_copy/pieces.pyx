@@ -8,7 +8,7 @@ from strata_copy.abi cimport OK, REASON_CAPACITY, REASON_MEMORY, REASON_OVERLAP,
 from strata_copy.cudart cimport (
     Guard, clear, cudaHostRegisterMapped, cudaHostRegisterPortable, cudaMemoryTypeHost, cudaPointerAttributes, cuda_failed, outcome, rt,
 )
-from strata_copy.system cimport munmap, pthread_cond_broadcast, pthread_mutex_lock, pthread_mutex_unlock
+from strata_copy.system cimport PAGE, munmap, pthread_cond_broadcast, pthread_mutex_lock, pthread_mutex_unlock
 
 
 cdef size_t budget_take(ArenaData *arena, size_t wanted) noexcept nogil:

@@ -1,7 +1,7 @@
 """The way of a copy: every check, then a ticket, then the copies, queued here or by the worker.
 
 Reads top down. What is looked at first is checks.pyx, extents come from plan.pyx, what is queued in which order is courses.pyx, onto
-which streams lanes.pyx, the worker's turn worker.pyx, and what happens afterwards tickets.pyx.
+which streams lanes.pyx, the worker's turn worker.pyx, what happens afterwards tickets.pyx and endings.pyx.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
@@ -13,13 +13,15 @@ from strata_copy.abi cimport (
 from strata_copy.atomics cimport add_i32, load_i32, store_i32, store_i64, store_u64
 from strata_copy.checks cimport check_devices, check_open, check_plan_now, check_waits, uses_device
 from strata_copy.copier cimport copier_reserve, the_tables
-from strata_copy.courses cimport STEP_ON, Course, course_begin, course_go, in_hook
+from strata_copy.courses cimport STEP_ON, Course, course_begin, course_go
 from strata_copy.cudart cimport clear, guard_enter, guard_leave, outcome
+from strata_copy.endings cimport QUEUING, give_up, queued_to_end, sweep
+from strata_copy.hooks cimport in_hook, of_hook
 from strata_copy.images cimport image_written
 from strata_copy.kinship cimport handed_on
 from strata_copy.lanes cimport (
     CELLS, HOST_LANE, IN_LANE, LINK_RELAY, OUT_LANE, PEER_CHUNKS, PEER_LANE, RELAY_LANE, Budget, CopierData, DeviceLanes, Slot,
-    device_index, now, pthread_mutex_lock, pthread_mutex_unlock, record,
+    device_index, now, record,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
@@ -27,7 +29,7 @@ from strata_copy.plan cimport (
     PlanData, Units, bytes_of, is_staged, plan_hold, plan_settle, units_to_move,
 )
 from strata_copy.states cimport TICKET_BITS, TICKET_WORDS, StateData, slot_of
-from strata_copy.tickets cimport QUEUING, give_up, of_hook, queued_to_end, sweep
+from strata_copy.system cimport pthread_mutex_lock, pthread_mutex_unlock
 from strata_copy.worker cimport Job, feed, take_job, worker_reserve
 
 cdef uint64_t generations = 0       # of tickets, under the copier's lock; goes on from copier to copier

@@ -2,6 +2,10 @@
 
 from posix.time cimport timespec
 
+cdef enum:
+    PAGE = 4096
+    HUGE_PAGE = 2 << 20
+
 
 cdef extern from "sys/mman.h" nogil:
     enum:
@@ -24,13 +28,20 @@ cdef extern from "pthread.h" nogil:
         pass
     ctypedef struct pthread_cond_t:
         pass
+    ctypedef struct pthread_condattr_t:
+        pass
     int pthread_create(pthread_t *, const void *, void *(*)(void *) noexcept nogil, void *)
     int pthread_join(pthread_t, void **)
+    int pthread_atfork(void (*)() noexcept, void (*)() noexcept, void (*)() noexcept)
     int pthread_mutex_init(pthread_mutex_t *, void *)
     int pthread_mutex_lock(pthread_mutex_t *)
+    int pthread_mutex_trylock(pthread_mutex_t *)
     int pthread_mutex_unlock(pthread_mutex_t *)
     int pthread_mutex_destroy(pthread_mutex_t *)
-    int pthread_cond_init(pthread_cond_t *, void *)
+    int pthread_condattr_init(pthread_condattr_t *)
+    int pthread_condattr_setclock(pthread_condattr_t *, int)
+    int pthread_cond_init(pthread_cond_t *, const pthread_condattr_t *)
+    int pthread_cond_wait(pthread_cond_t *, pthread_mutex_t *)
     int pthread_cond_timedwait(pthread_cond_t *, pthread_mutex_t *, const timespec *)
     int pthread_cond_broadcast(pthread_cond_t *)
     int pthread_cond_destroy(pthread_cond_t *)
@@ -83,6 +94,8 @@ cdef extern from *:
         return told == 1 && (available < 0 || limit - used < available) ? limit - used : available;
     }
     """
+    enum:
+        MADV_POPULATE_WRITE
     int prefer_node "strata_prefer_node"(void *start, size_t bytes, int node) nogil
     int populate "strata_populate"(char *start, size_t bytes, size_t page) nogil
     long long available_memory "strata_available_memory"() nogil

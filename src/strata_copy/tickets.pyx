@@ -1,28 +1,25 @@
 """Tickets. Declared, with what a ticket is, in tickets.pxd."""
 
-from libc.stdint cimport INT32_MIN, int32_t, int64_t, uint64_t
-from posix.time cimport CLOCK_MONOTONIC, nanosleep, timespec
+from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from strata_copy.abi cimport (
-    AGAIN, CANCELLED, FAILED, OK, POISONED, REASON_BUSY, REASON_CAPTURE, REASON_CUDA, REASON_HOOK, REASON_MARK, REASON_STREAM,
-    REASON_TICKET, REFUSED, Error, Progress, Ticket,
+    AGAIN, CANCELLED, FAILED, OK, POISONED, REASON_BUSY, REASON_CAPTURE, REASON_MARK, REASON_STREAM, REASON_TICKET, REFUSED, Error,
+    Progress, Ticket,
 )
-from strata_copy.atomics cimport add_i32, add_i64, load_i32, load_i64, load_u64, store_i32, store_u64, swap_i32
+from strata_copy.atomics cimport add_i32, add_i64, load_i32, load_i64, load_u64, store_i32, swap_i32
 from strata_copy.copier cimport the_tables
-from strata_copy.courses cimport bundles_of_layer, in_hook
 from strata_copy.cudart cimport (
-    Guard, clear, cudaErrorNotReady, cudaStreamCaptureStatus, cudaStreamCaptureStatusNone, cuda_failed,
-    guard_enter, guard_leave, observed, outcome, published, rt,
+    Guard, clear, cudaErrorNotReady, cudaStreamCaptureStatus, cudaStreamCaptureStatusNone, cuda_failed, guard_enter, guard_leave,
+    observed, outcome, rt,
 )
-from strata_copy.lanes cimport (
-    CLOSING, CopierData, DeviceLanes, Slot, SlotDevice, cudaEvent_t, device_drain, guard_to_close, next_lane, now,
-    pthread_cond_broadcast, pthread_cond_init, pthread_cond_t, pthread_cond_timedwait, pthread_condattr_init, pthread_condattr_setclock,
-    pthread_condattr_t, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock,
-)
+from strata_copy.endings cimport end_by_word, fail_in_flight, slot_status, sweep
+from strata_copy.hooks cimport in_hook, of_hook
+from strata_copy.lanes cimport CopierData, Slot, SlotDevice, cudaEvent_t, next_lane, now
 from strata_copy.lineage cimport lineage_reset
-from strata_copy.plan cimport PlanData, plan_drop
+from strata_copy.news cimport goes_on, nap, ran_something, wait_for_news
 from strata_copy.states cimport StateData, slot_of
-from strata_copy.worker cimport worker_finish
+from strata_copy.system cimport pthread_mutex_lock, pthread_mutex_unlock
+from strata_copy.ways cimport bundles_of_layer
 
 
 cdef extern from "sched.h" nogil:
@@ -33,16 +30,6 @@ cdef enum:
     LONG_NAP_NS = 500000    # and at most
     AWAKE_NS = 2000000      # how long sync looks without napping
     ASK_NS = 10000000       # between two times that sync asks CUDA
-
-# What wait_queued sleeps on: `waiting` counts the threads that do, so that telling nobody costs a load.
-cdef pthread_mutex_t news_lock
-cdef pthread_cond_t news
-cdef int32_t waiting = 0
-cdef pthread_condattr_t monotonic
-pthread_condattr_init(&monotonic)
-pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC)
-pthread_mutex_init(&news_lock, NULL)
-pthread_cond_init(&news, &monotonic)
 
 
 cdef Slot *pin(Ticket ticket) noexcept nogil:
@@ -186,126 +173,6 @@ cdef void ticket_release(Ticket *ticket) noexcept nogil:
         unpin(slot)
 
 
-cdef int slot_status(CopierData *copier, Slot *slot) noexcept nogil:
-    cdef int status = load_i32(&slot.status)
-    cdef int32_t d
-    if status == QUEUING or status == ENDING:
-        return AGAIN
-    if status != AGAIN:
-        observed(&slot.status)
-        return status
-    for d in range(copier.n_devices):
-        if slot.devices[d].used and load_u64(slot.devices[d].word) != slot.word:
-            return end_if_poisoned(copier, slot)
-    return end_by_word(copier, slot)
-
-
-cdef void sweep(CopierData *copier) noexcept nogil:
-    cdef Slot *slot
-    cdef int32_t i
-    cdef bint let_some_go = False
-    for i in range(copier.n_slots):
-        slot = &copier.slots[i]
-        if slot.ticket == 0:
-            continue
-        if slot_status(copier, slot) == AGAIN:
-            continue
-        # What a dead device still does to source and target, nobody can tell: they stay held.
-        if slot.holding and load_i32(&slot.status) != POISONED:
-            let_go(slot, i, 1)
-            let_some_go = True
-        if load_i32(&slot.released) and not slot.holding and swap_i32(&slot.pins, 0, INT32_MIN // 2):
-            free_slot(slot)
-    observed(copier)
-    if let_some_go:
-        published(copier)
-
-
-cdef int give_up(CopierData *copier, Slot *slot, int status, const Guard *guard, Error *error) noexcept nogil:
-    """After a failed call. Before the first copy nothing was written, and what the lanes wait for does no harm: REFUSED. Later: every
-    lane that was used is quiet before anyone is told."""
-    cdef Error draining
-    cdef int32_t d
-    for d in range(copier.n_devices):
-        if status == POISONED and slot.devices[d].involved and (error.device < 0 or error.device == copier.devices[d].device):
-            store_i32(&copier.devices[d].poisoned, error.cuda_code)
-    for d in range(copier.n_devices):
-        # A fed ticket has later ones behind it, which come behind what it came behind: everything that they could meet is quiet.
-        if (slot.touched and slot.devices[d].used or slot.fed) and load_i32(&copier.devices[d].poisoned) == 0:
-            clear(&draining)
-            if device_drain(&copier.devices[d], guard, &draining) != OK:
-                status = POISONED
-    if status != POISONED:
-        status = FAILED if slot.touched else REFUSED
-    error.status = status
-    end_badly(copier, slot, status, error)
-    return status
-
-
-cdef void end_badly(CopierData *copier, Slot *slot, int status, const Error *error) noexcept nogil:
-    slot.error = error[0]
-    slot.error.status = status
-    slot.ended = now()
-    if slot.touched:
-        store_i32(&slot.plan.target.invalid, 1)
-    elif slot.fed:
-        disown(slot)
-    published(&slot.status)
-    store_i32(&slot.status, status)
-    tell_news()
-    end_readers(copier, slot, POISONED if status == POISONED else FAILED, error)
-
-
-cdef void disown(Slot *slot) noexcept nogil:
-    """A target that is as it was, though it counted as what a ticket would make of it: it claims nothing. Where later tickets write it,
-    which left out what this one would have brought, it is INVALID."""
-    cdef StateData *target = slot.plan.target
-    if target.writer != 0 and target.writer != slot.ticket:
-        store_i32(&target.invalid, 1)
-    lineage_reset(target.lineage)
-    if target.forget != NULL:
-        target.forget(target)
-
-
-cdef void cut_short(CopierData *copier, Slot *slot, int status, const Error *error) noexcept nogil:
-    slot.error = error[0]
-    slot.error.status = status
-    store_i32(&slot.verdict, status)
-    tell_news()
-    end_readers(copier, slot, FAILED, error)
-
-
-cdef void end_readers(CopierData *copier, Slot *slot, int status, const Error *error) noexcept nogil:
-    """Those in flight end at once: their devices were drained with this one's. Those that are being queued are cut short where they are,
-    and keep their place in line: later tickets come behind what they come behind."""
-    cdef Slot *reader
-    cdef int32_t i, s
-    for i in range(copier.n_slots):
-        reader = &copier.slots[i]
-        if (reader.ticket >> 8) <= (slot.ticket >> 8):
-            continue        # free, or from before
-        for s in range(reader.plan.n_sources):
-            if reader.plan.sources[s] != slot.plan.target:
-                continue
-            if load_i32(&reader.status) == QUEUING and load_i32(&reader.verdict) == OK:
-                cut_short(copier, reader, status, error)
-            elif swap_i32(&reader.status, AGAIN, ENDING):
-                end_badly(copier, reader, status, error)
-            break
-
-
-cdef bint queued_to_end(CopierData *copier, uint64_t ticket) noexcept nogil:
-    cdef const Slot *slot = &copier.slots[slot_of(ticket)]
-    return ticket == 0 or slot.ticket != ticket or load_i32(&slot.status) != QUEUING
-
-
-cdef void tell_news() noexcept nogil:
-    if load_i32(&waiting) > 0:
-        pthread_mutex_lock(&news_lock)
-        pthread_cond_broadcast(&news)
-        pthread_mutex_unlock(&news_lock)
-
-
 cdef int state_users(StateData *state) noexcept nogil:
     cdef CopierData *copier = the_tables()
     if in_hook():       # which holds the lock
@@ -336,45 +203,6 @@ cdef int reset_state(StateData *state, Error *error) noexcept nogil:
     return status
 
 
-cdef void end_all(CopierData *copier) noexcept nogil:
-    """The lanes are drained, so that the words are set: after this no ticket is in flight but on a dead device, which the closing
-    tells."""
-    cdef Guard guard
-    cdef Error ignored
-    cdef int32_t d
-    clear(&ignored)
-    pthread_mutex_lock(&copier.lock)
-    store_i32(&copier.state, CLOSING)
-    pthread_mutex_unlock(&copier.lock)
-    worker_finish(copier)
-    pthread_mutex_lock(&copier.lock)
-    guard_to_close(copier, &guard, &ignored)
-    for d in range(copier.n_devices):
-        if load_i32(&copier.devices[d].poisoned) == 0:
-            device_drain(&copier.devices[d], &guard, &ignored)
-    guard_leave(&guard, OK, &ignored)
-    sweep(copier)
-    pthread_mutex_unlock(&copier.lock)
-
-
-cdef void free_all(CopierData *copier) noexcept nogil:
-    cdef Slot *slot
-    cdef int32_t i
-    for i in range(copier.n_slots):
-        slot = &copier.slots[i]
-        while load_u64(&slot.ticket) != 0:
-            pthread_mutex_lock(&copier.lock)
-            store_i32(&slot.released, 1)
-            if swap_i32(&slot.pins, 0, INT32_MIN // 2):
-                if slot.holding:
-                    # What a dead device still does to source and target, nobody can tell: they stay held.
-                    let_go(slot, i, 0 if load_i32(&slot.status) == POISONED else 1)
-                free_slot(slot)
-            pthread_mutex_unlock(&copier.lock)
-            if load_u64(&slot.ticket) != 0:
-                nap(NAP_NS)     # another thread is inside a wait or sync, which end now that the ticket has
-
-
 cdef int check_not_default(void *stream, Error *error) noexcept nogil:
     if <size_t>stream > 2:
         return OK
@@ -398,10 +226,6 @@ cdef int no_ticket(Ticket ticket, Error *error) noexcept nogil:
                    <unsigned long long>ticket.v)
 
 
-cdef int of_hook(const char *call, Error *error) noexcept nogil:
-    return outcome(error, REFUSED, REASON_HOOK, "%s was called by a hook, which may only enqueue on its stream", call)
-
-
 cdef int wait_queued(Slot *slot, int32_t layers, int64_t timeout_ns, Error *error) noexcept nogil:
     """Until so many layers are queued: by another thread inside the submit of this ticket, or by the worker. An event that is not
     recorded yet orders nothing, so there is no way but to wait here, or to say AGAIN."""
@@ -420,23 +244,6 @@ cdef int wait_queued(Slot *slot, int32_t layers, int64_t timeout_ns, Error *erro
         error[0] = slot.error
         return status
     return OK
-
-
-cdef inline bint goes_on(const Slot *slot) noexcept nogil:
-    return load_i32(&slot.status) >= OK and load_i32(&slot.verdict) == OK
-
-
-cdef void wait_for_news(Slot *slot, int32_t layers, int64_t until) noexcept nogil:
-    """Sleeps until the ticket may have got further. `waiting` is raised before the look, and the look comes before the sleep under the
-    lock that telling takes: nothing that is told in between is missed."""
-    cdef timespec t
-    t.tv_sec, t.tv_nsec = until // 1000000000, until % 1000000000
-    pthread_mutex_lock(&news_lock)
-    add_i32(&waiting, 1)
-    if load_i32(&slot.layers_queued) < layers and goes_on(slot):
-        pthread_cond_timedwait(&news, &news_lock, &t)
-    add_i32(&waiting, -1)
-    pthread_mutex_unlock(&news_lock)
 
 
 cdef int wait_layer_events(Slot *slot, int32_t layer, void *stream, Error *error) noexcept nogil:
@@ -503,53 +310,6 @@ cdef int stream_waits(void *stream, cudaEvent_t event, const Guard *guard, Error
     return OK
 
 
-cdef void nap(int64_t ns) noexcept nogil:
-    cdef timespec t
-    t.tv_sec, t.tv_nsec = 0, ns
-    nanosleep(&t, NULL)
-
-
-cdef bint ran_something() noexcept nogil:
-    """A runtime that decides itself when things run may do so now, where this thread has nothing to do but wait."""
-    return rt.idle != NULL and rt.idle()
-
-
-cdef int end_by_word(CopierData *copier, Slot *slot) noexcept nogil:
-    """Any thread may be the first to see the end: well, or where the copy was cut short."""
-    cdef int32_t d
-    cdef int status = load_i32(&slot.verdict)
-    for d in range(copier.n_devices):
-        if slot.devices[d].used:
-            observed(slot.devices[d].word)
-    if status != OK:
-        store_i32(&slot.plan.target.invalid, 1)
-    published(&slot.status)
-    slot.ended = now()
-    swap_i32(&slot.status, AGAIN, status)
-    return load_i32(&slot.status)
-
-
-cdef int end_if_poisoned(CopierData *copier, Slot *slot) noexcept nogil:
-    """A word that is not there may never come: a device is dead that carries some of it, or is at the other end."""
-    cdef int32_t d
-    for d in range(copier.n_devices):
-        if slot.devices[d].involved and load_i32(&copier.devices[d].poisoned) != 0:
-            return end_poisoned(copier, slot, d)
-    return AGAIN
-
-
-cdef int end_poisoned(CopierData *copier, Slot *slot, int32_t d) noexcept nogil:
-    cdef DeviceLanes *device = &copier.devices[d]
-    clear(&slot.error)
-    slot.error.cuda_code, slot.error.device = load_i32(&device.poisoned), device.device
-    outcome(&slot.error, POISONED, REASON_CUDA, "device %d failed earlier with %s (%d): restart the process", device.device,
-            rt.cudaGetErrorName(slot.error.cuda_code), slot.error.cuda_code)
-    slot.ended = now()
-    store_i32(&slot.plan.target.invalid, 1)
-    swap_i32(&slot.status, AGAIN, POISONED)
-    return load_i32(&slot.status)
-
-
 cdef int ask_if_late(CopierData *copier, Slot *slot, Error *error) noexcept nogil:
     cdef int status = slot_status(copier, slot)
     if status != AGAIN or load_i32(&slot.status) != AGAIN or in_hook():
@@ -584,43 +344,3 @@ cdef int ask(CopierData *copier, Slot *slot, Error *error) noexcept nogil:
     if status == OK:
         status = end_by_word(copier, slot)
     return guard_leave(&guard, status, error)
-
-
-cdef int fail_in_flight(CopierData *copier, Slot *slot, int32_t d, int status, const Guard *guard, Error *error) noexcept nogil:
-    cdef int32_t other
-    cdef Error draining
-    pthread_mutex_lock(&copier.lock)
-    if swap_i32(&slot.status, AGAIN, ENDING):       # one thread ends it; whoever saw it end well was first
-        if status == POISONED:
-            store_i32(&copier.devices[d].poisoned, error.cuda_code)
-        for other in range(copier.n_devices):   # all: tickets that read this target may be on others
-            if load_i32(&copier.devices[other].poisoned) == 0:
-                clear(&draining)
-                if device_drain(&copier.devices[other], guard, &draining) != OK:
-                    status = POISONED
-        end_badly(copier, slot, status, error)
-    pthread_mutex_unlock(&copier.lock)
-    return slot_status(copier, slot)
-
-
-cdef void free_slot(Slot *slot) noexcept nogil:
-    """Its pins were taken down below any number of threads that may still try."""
-    store_u64(&slot.ticket, 0)
-    plan_drop(slot.plan)
-    slot.plan = NULL
-    add_i32(&slot.pins, -(INT32_MIN // 2))
-
-
-cdef void let_go(Slot *slot, int32_t index, int32_t holds) noexcept nogil:
-    """Source and target are the engine's again; with holds 0 they stay held, but later tickets find nothing to wait for."""
-    cdef PlanData *plan = slot.plan
-    cdef int32_t s
-    slot.holding = 0
-    the_tables().calls_in_flight -= slot.calls
-    the_tables().relays_in_flight -= slot.relays
-    if plan.target.writer == slot.ticket:
-        plan.target.writer = 0
-    add_i32(&plan.target.holds, -holds)
-    for s in range(plan.n_sources):
-        plan.sources[s].readers[index >> 6] &= ~(<uint64_t>1 << (index & 63))
-        add_i32(&plan.sources[s].holds, -holds)

@@ -1,8 +1,8 @@
-"""Ways: what a plan may use of a device, and how it is cut up there."""
+"""Ways: what a plan may use of a device, how it is cut up there, and which lanes a layer came by."""
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from strata_copy.lanes cimport IN_LANE, OUT_LANE, PEER_LANE, RELAY_LANE, CopierData
+from strata_copy.lanes cimport IN_LANE, OUT_LANE, PEER_LANE, RELAY_LANE, CopierData, Slot
 from strata_copy.plan cimport MAX_DEVICES, PlanData
 
 
@@ -25,3 +25,5 @@ cdef bint for_helpers(const PlanData *plan, int32_t d) noexcept nogil
 cdef int64_t slot_of_plan(const CopierData *copier, const PlanData *plan, int32_t d) noexcept nogil
 # Bytes after which the slowest of its lanes there changes streams.
 cdef int64_t chunk_of_plan(const CopierData *copier, const PlanData *plan, int32_t d) noexcept nogil
+# The lanes with bundles that parts of a layer moved in, as bits, but for those whose events behind the layer stand for them too.
+cdef uint64_t bundles_of_layer(const Slot *slot, int32_t d, int32_t layer) noexcept nogil

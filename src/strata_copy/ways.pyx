@@ -3,9 +3,9 @@
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from strata_copy.abi cimport PINNED, PlaceSpec
-from strata_copy.lanes cimport IN_LANE, LOCAL_LANES, OUT_LANE, PEER_CHUNKS, STAGING, CopierData
+from strata_copy.lanes cimport IN_LANE, LOCAL_LANES, OUT_LANE, PEER_CHUNKS, STAGING, CopierData, Slot, SlotDevice
 from strata_copy.layout cimport LayoutData
-from strata_copy.plan cimport ROUTE_LOCAL, ROUTE_RELAY, ROUTE_RING, PartRoute, PlanData, is_staged
+from strata_copy.plan cimport MAX_DEVICES, ROUTE_LOCAL, ROUTE_RELAY, ROUTE_RING, PartRoute, PlanData, is_staged
 from strata_copy.states cimport one_address
 
 
@@ -56,3 +56,11 @@ cdef int64_t slot_of_plan(const CopierData *copier, const PlanData *plan, int32_
 
 cdef int64_t chunk_of_plan(const CopierData *copier, const PlanData *plan, int32_t d) noexcept nogil:
     return copier.chunk * (PEER_CHUNKS if lanes_of_plan(plan, d) & ~peer_lanes() == 0 else 1)
+
+
+cdef uint64_t bundles_of_layer(const Slot *slot, int32_t d, int32_t layer) noexcept nogil:
+    cdef const SlotDevice *share = &slot.devices[d]
+    cdef uint64_t lanes = slot.plan.early[layer * MAX_DEVICES + d]
+    if lanes & 1:
+        lanes = (lanes ^ 1) | bit(share.bundle_local)
+    return lanes & share.bundle_lanes & ~share.layer_lanes[layer]

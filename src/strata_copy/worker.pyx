@@ -11,24 +11,28 @@ from strata_copy.abi cimport (
 from strata_copy.atomics cimport add_i64, load_i32, load_i64, store_i32
 from strata_copy.copier cimport stand_on_device, the_tables
 from strata_copy.courses cimport (
-    STEP_BESIDE, STEP_ONE_WAY, course_begin, course_cut, course_go, course_room, course_tell, course_touch, in_hook,
+    STEP_BESIDE, STEP_ONE_WAY, course_begin, course_cut, course_go, course_room, course_tell, course_touch,
 )
 from strata_copy.cudart cimport Guard, clear, cudaEvent_t, guard_enter, guard_leave, observed, outcome, published, rt
+from strata_copy.endings cimport QUEUING, cut_short, give_up, sweep
 from strata_copy.helpers cimport helpers_close, helpers_copy, helpers_open
+from strata_copy.hooks cimport in_hook, of_hook
 from strata_copy.lanes cimport (
     CLOSED, LANES, PAUSE, STAGE_HOST, STAGE_IN, STAGE_OUT, STAGING, Budget, CopierData, DeviceLanes, Extent, Slot, StageChunk,
-    device_index, guard_to_close, now, poison_all, pthread_cond_broadcast, pthread_cond_init, pthread_cond_t, pthread_cond_timedwait,
-    pthread_cond_wait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t, pthread_create, pthread_join,
-    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock, pthread_t, record, wait_event,
+    device_index, guard_to_close, now, poison_all, record, wait_event,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.legs cimport LEAST_BESIDE, MAX_MARKERS, Leg, Window, leg_close, leg_look, leg_mark, leg_open, leg_size
+from strata_copy.news cimport nap, ran_something, tell_news
 from strata_copy.plan cimport MAX_DEVICES, Units
 from strata_copy.staging cimport stage_copied, stage_drop, stage_empty, stage_flush, stage_look, stage_next, stage_sends
 from strata_copy.submit cimport Submission
-from strata_copy.tickets cimport (
-    QUEUING, cut_short, give_up, nap, no_ticket, of_hook, pin, ran_something, sweep, tell_news, unpin,
+from strata_copy.system cimport (
+    pthread_cond_broadcast, pthread_cond_init, pthread_cond_t, pthread_cond_timedwait, pthread_cond_wait, pthread_condattr_init,
+    pthread_condattr_setclock, pthread_condattr_t, pthread_create, pthread_join, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
+    pthread_mutex_trylock, pthread_mutex_unlock, pthread_t,
 )
+from strata_copy.tickets cimport no_ticket, pin, unpin
 from strata_copy.ways cimport lanes_of_plan
 
 
