@@ -345,6 +345,28 @@ def test_a_dropped_arena_says_so_and_gives_everything_back():
         assert host_runtime.live()["registrations"] == 0
 
 
+def test_an_arena_that_is_dropped_under_a_copy_goes_with_its_ticket(held, copier):
+    """Nobody else has the image, nor the arena. The copy still writes it."""
+    layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=64, growth=sc.Growth.linear())])
+    bases = runtime.malloc(6400), runtime.malloc(6400)
+    source, other = (sc.State(layout, [sc.Place(base=base, units=100)]) for base in bases)
+    arena = opened(1)
+    ticket = copier.submit(source, sc.Image(arena, layout), upto=100, after=held.wait)
+    del arena
+    if HOST:
+        assert host_runtime.live()["registrations"] == 1
+    held.open()
+    assert ticket.sync(timeout=60)
+    del ticket
+    with pytest.warns(ResourceWarning, match="without close"):
+        copier.finished()
+    assert copier.submit(source, other, upto=100, after=SYNCED).sync(timeout=60)
+    if HOST:
+        assert host_runtime.live()["registrations"] == 0
+    for base in bases:
+        runtime.free(base)
+
+
 def test_memory_of_a_piece_can_be_copied_to(copier):
     layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=64, growth=sc.Growth.linear())])
     source, values = runtime.malloc(6400), np.arange(6400).astype(np.uint8)

@@ -8,7 +8,7 @@ from pathlib import Path
 from libc.string cimport strncpy
 
 from strata_copy.abi cimport OK, POISONED, REASON_CUDA, REFUSED
-from strata_copy cimport host_runtime
+from strata_copy.host_runtime cimport table
 
 cdef const strata_cudart *rt = NULL
 cdef strata_cudart loaded
@@ -46,7 +46,7 @@ cpdef str open_runtime(object kind=None):
                 raise RuntimeError(f"the {_opened} runtime is open in this process; {kind} was asked for. Start a new process.")
             return _opened
         if kind == "host":
-            rt = host_runtime.table()
+            rt = table()
             _library = "host runtime"
         else:
             _library = _load_cuda()

@@ -1,7 +1,7 @@
 """Endings: how a ticket ends, well or badly, and who lets go of what then.
 
-A copy has ended when the device has set the word of each device that it used; whoever sees that first says so. One that a failed call,
-a cancel or a dead device ends takes those with it that wait to read its target. A slot is freed when nobody pins it any more.
+A copy has ended when the device has set the word of each device that it used; whoever sees that first says so. One that a failed
+call or a cancel ends takes those with it that wait to read its target. A slot is freed when nobody pins it any more.
 """
 
 from libc.stdint cimport int32_t, uint64_t
@@ -28,7 +28,7 @@ cdef void cut_short(CopierData *copier, Slot *slot, int status, const Error *err
 cdef bint queued_to_end(CopierData *copier, uint64_t ticket) noexcept nogil
 # Takes the lock: ends a ticket in flight one of whose event queries has failed, on device `d`. All devices are drained. Returns how.
 cdef int fail_in_flight(CopierData *copier, Slot *slot, int32_t d, int status, const Guard *guard, Error *error) noexcept nogil
-# All of its words, or events, are there. Any thread may be the first to see it. Returns the outcome.
+# All of its words, or events, are there: it has ended well, or where it was cut short. Any thread may be the first to see it.
 cdef int end_by_word(CopierData *copier, Slot *slot) noexcept nogil
 # Frees every slot, released or not, once no thread looks at it any more: the last thing before the copier closes.
 cdef void free_all(CopierData *copier) noexcept nogil

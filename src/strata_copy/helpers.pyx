@@ -56,7 +56,7 @@ cdef void helpers_copy(const Extent *extents, int32_t n, bint fresh) noexcept no
     global round_, work, n_work, makes_pages
     cdef int32_t i
     for i in range(n):
-        if fresh and extents[i].rows == 1:      # memory that was never written costs a third of the time to make
+        if fresh and extents[i].rows == 1:      # by huge pages, memory that was never written costs a third of the time to make
             advise(extents[i].target, extents[i].width, HUGE_PAGE, MADV_HUGEPAGE)
     pthread_mutex_lock(&gate)
     work, n_work, makes_pages = extents, n, fresh

@@ -1,8 +1,9 @@
-"""Hooks: whether this thread is inside a caller's, from which the library may not be called."""
+"""Hooks: whether this thread is inside a caller's hook, from which the library may not be called."""
 
 from strata_copy.abi cimport Error
 
 
+# Around the call of a hook.
 cdef void enter_hook() noexcept nogil
 cdef void leave_hook() noexcept nogil
 cdef bint in_hook() noexcept nogil

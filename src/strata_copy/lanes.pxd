@@ -5,12 +5,13 @@ Who owns what
 There is one copier in a process (copier.pxd). Its tables are static, so that a ticket can be looked up at any time; its streams, events,
 rings and words are made when it opens and destroyed when it closes. `CopierData.lock` guards what is queued on lanes, opening and closing,
 the taking and freeing of slots, the jobs of the worker (worker.pxd), and StateData.writer and .readers. The order of locks: the GIL, then
-`CopierData.lock`, then one of the two that only guard a condition (news.pxd; worker.pxd: bell). None is taken from the right to
-the left. Everything else that threads share is atomic, and a slot is kept from being freed by a pin (tickets.pxd).
+`CopierData.lock`, then `ArenaData.lock` (pieces.pxd) or one of the two that only guard a condition (news.pxd; worker.pxd: bell). None is
+taken from the right to the left. Everything else that threads share is atomic, and a slot is kept from being freed by a pin (tickets.pxd).
+An arena that was dropped without `close` while a ticket had an image of it is given back when that ticket is swept, by a thread of its
+own and under `CopierData.lock`: submits wait for that.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
-from posix.time cimport timespec
+from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from strata_copy.abi cimport Error
 from strata_copy.cudart cimport Guard, cudaEvent_t, cudaStream_t
@@ -156,7 +157,7 @@ cdef struct SlotDevice:
 cdef struct Slot:
     uint64_t ticket             # atomic; 0: free
     int32_t pins                # atomic; threads that look at it, negative while it is being freed
-    int32_t status              # atomic; QUEUING, then AGAIN while in flight, then the outcome
+    int32_t status              # atomic; QUEUING (endings.pxd), then AGAIN while in flight, then the outcome
     int32_t released, reported  # atomic; the caller is done with it; `finished` has given it out
     int32_t layers_queued       # atomic; layers whose events are recorded on every device; n_layers + 1: everything is queued
     int32_t holding             # under the lock; it still holds source and target

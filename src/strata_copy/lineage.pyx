@@ -10,10 +10,7 @@ from strata_copy.abi cimport (
 from strata_copy.atomics cimport add_i64, load_i32, store_i32, swap_i32
 from strata_copy.cudart cimport outcome
 from strata_copy.layout cimport MAX_MARKS, LayoutData, live_at, settled_at, units_at
-
-
-cdef extern from "sched.h" nogil:
-    int sched_yield()
+from strata_copy.system cimport sched_yield
 
 cdef int64_t epochs = 0     # atomic; the latest one of the process
 

@@ -73,7 +73,7 @@ cdef class Work(OnThread):
 
 cdef void end_all(CopierData *copier) noexcept nogil:
     """Lets no more submits in and holds the caller until no ticket is in flight. The lanes are drained, so that the words are set: after
-    this none is but on a dead device, which the closing tells."""
+    this only a dead device has tickets, and the closing tells that."""
     cdef Guard guard
     cdef Error ignored
     cdef int32_t d

@@ -2,7 +2,7 @@
 
 from posix.time cimport timespec
 
-cdef enum:
+cdef enum:                  # of x86-64
     PAGE = 4096
     HUGE_PAGE = 2 << 20
 
@@ -19,6 +19,10 @@ cdef extern from "sys/mman.h" nogil:
     void *mmap(void *, size_t, int, int, int, long)
     int munmap(void *, size_t)
     int madvise(void *, size_t, int)
+
+
+cdef extern from "sched.h" nogil:
+    int sched_yield()
 
 
 cdef extern from "pthread.h" nogil:

@@ -4,7 +4,7 @@ A ticket is a value, (generation << 8) | slot. `pin` finds the slot behind it, o
 given out; a pinned slot is not freed. `poll` is memory loads and never a CUDA call.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t
 
 from strata_copy.abi cimport Error, Progress, Ticket
 from strata_copy.cudart cimport Guard

@@ -18,12 +18,9 @@ from strata_copy.lanes cimport CopierData, Slot, SlotDevice, cudaEvent_t, next_l
 from strata_copy.lineage cimport lineage_reset
 from strata_copy.news cimport goes_on, nap, ran_something, wait_for_news
 from strata_copy.states cimport StateData, slot_of
-from strata_copy.system cimport pthread_mutex_lock, pthread_mutex_unlock
+from strata_copy.system cimport pthread_mutex_lock, pthread_mutex_unlock, sched_yield
 from strata_copy.ways cimport bundles_of_layer
 
-
-cdef extern from "sched.h" nogil:
-    int sched_yield()
 
 cdef enum:
     NAP_NS = 20000          # between two looks at a word, at least

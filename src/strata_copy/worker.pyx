@@ -18,13 +18,13 @@ from strata_copy.endings cimport QUEUING, cut_short, give_up, sweep
 from strata_copy.helpers cimport helpers_close, helpers_copy, helpers_open
 from strata_copy.hooks cimport in_hook, of_hook
 from strata_copy.lanes cimport (
-    CLOSED, LANES, PAUSE, STAGE_HOST, STAGE_IN, STAGE_OUT, STAGING, Budget, CopierData, DeviceLanes, Extent, Slot, StageChunk,
+    CLOSED, LANES, PAUSE, STAGE_HOST, STAGE_IN, STAGE_OUT, STAGING, Budget, CopierData, DeviceLanes, Slot, StageChunk,
     device_index, guard_to_close, now, poison_all, record, wait_event,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.legs cimport LEAST_BESIDE, MAX_MARKERS, Leg, Window, leg_close, leg_look, leg_mark, leg_open, leg_size
 from strata_copy.news cimport nap, ran_something, tell_news
-from strata_copy.plan cimport MAX_DEVICES, Units
+from strata_copy.plan cimport MAX_DEVICES, Extent, Units
 from strata_copy.staging cimport stage_copied, stage_drop, stage_empty, stage_flush, stage_look, stage_next, stage_sends
 from strata_copy.submit cimport Submission
 from strata_copy.system cimport (
