@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 
 import strata_copy as sc
-from fixtures import Memory, needed_by, small_layout
+from fixtures import Memory, needed_by, pageable, small_layout
 from host_table import cuda, ok
 from strata_copy import host_runtime, peers, runtime
 
@@ -103,6 +103,7 @@ def run(scene, route, lost=None, together=False, late=0):
     a copy that is executed as late as can be.
     """
     host_runtime.configure(devices=2, seed=SEED, peers=[] if route == "relay" else None)
+    pageable.clear()  # of the scene before
     kinds = {**ROUTES, **STAGED_ROUTES}[route]
     a, b, c = (Memory(LAYOUT, n, kind, together=together) for n, kind in enumerate(kinds, 1))
     devices = (0, 1) if route in ("peer", "relay") else (0,)
