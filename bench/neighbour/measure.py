@@ -5,9 +5,11 @@ import numpy as np
 from common.report import Figure, Result, spread
 from common.setting import Case, Setting, verify
 from neighbour.loops import Foreign
+from strata_copy.rig import Session
 
 P95 = 0.1  # ms
 CHUNK = 32 << 20  # bytes between two gaps of a lane
+SHORTER = 4, 8, 16  # MiB, of lanes that leave more gaps
 FOREIGN, PERIOD = 64 << 10, 500_000  # bytes, ns
 IN_FLIGHT = 6e9  # bytes, at least
 
@@ -32,9 +34,11 @@ def run(setting: Setting) -> Result:
     )
     setting.ceilings.measure()
     found = {way: direction(setting, result, case, way, copies, rounds) for way, case in cases.items()}
+    shorter = shorter_chunks(setting, result, {"d2h": (slot, image), "h2d": (pinned, other)}, copies)
     setting.check_ceilings(result)
     for way, times in found.items():
         result.figures += figures(way, times, setting.ceilings.found[way], copies * cases[way].bytes)
+    result.figures += shorter
     return result
 
 
@@ -52,6 +56,21 @@ def direction(setting: Setting, result: Result, case: Case, way: str, copies: in
     return found | {"plain": joined(plain)}
 
 
+def shorter_chunks(
+    setting: Setting, result: Result, pairs: dict[str, tuple[Session, Session]], copies: int
+) -> list[Figure]:
+    """What foreign copies wait and what ours move with more gaps, a copier for each."""
+    found = []
+    for mib in SHORTER:
+        with setting.copier_with(chunk=mib << 20):
+            for way, (source, target) in pairs.items():
+                case = Case(setting, source, target, setting.tokens["middle"])
+                case.spoil()
+                found += beside_foreign(setting, case, way, f"chunks of {mib} MiB", copies, 3, chunk=mib << 20)
+                result.wrong += verify(f"beside a foreign copy, {way}, chunks of {mib} MiB", case)
+    return found
+
+
 def beside_ours(foreign: Foreign, case: Case, copies: int, rounds: int) -> dict:
     """Foreign times and those of the long copies, in ns: with sleeps in between, and at random."""
     found = {}
@@ -61,8 +80,13 @@ def beside_ours(foreign: Foreign, case: Case, copies: int, rounds: int) -> dict:
     return found
 
 
-def beside_foreign(setting: Setting, case: Case, way: str, whom: str, copies: int, rounds: int) -> list[Figure]:
-    """Foreign copies in the direction `way` beside some of one case: with sleeps in between, and at random."""
+def beside_foreign(
+    setting: Setting, case: Case, way: str, whom: str, copies: int, rounds: int, chunk: int = CHUNK
+) -> list[Figure]:
+    """Foreign copies in the direction `way` beside some of one case: with sleeps in between, and at random.
+
+    chunk: bytes between two gaps of the case.
+    """
     copies, rounds = (1, 1) if setting.quick else (copies, rounds)
     foreign = Foreign(FOREIGN, PERIOD, way == "h2d")
     try:
@@ -71,7 +95,8 @@ def beside_foreign(setting: Setting, case: Case, way: str, whom: str, copies: in
         foreign.close()
     rate = round(copies * case.bytes / float(np.median(found["at random"][1])), 2)
     ceiling = setting.ceilings.found[way]
-    return [*waits(way, whom, found, ceiling), Figure(f"{way}: {whom} meanwhile", rate, "GB/s")]
+    share = {"share of the ceiling": round(rate / ceiling, 4)}
+    return [*waits(way, whom, found, ceiling, chunk), Figure(f"{way}: {whom} meanwhile", rate, "GB/s", samples=share)]
 
 
 def joined(rounds: list) -> tuple[np.ndarray, list[int]]:
@@ -84,7 +109,7 @@ def figures(way: str, found: dict, ceiling: float, in_flight: int) -> list[Figur
     rate = {name: round(in_flight / float(np.median(found[name][1])), 2) for name in ("at random", "plain")}
     share = {"share of the ceiling": round(rate["at random"] / ceiling, 4)}
     return [
-        *waits(way, "ours", found, ceiling),
+        *waits(way, "ours", found, ceiling, CHUNK),
         Figure(f"{way}: ours meanwhile", rate["at random"], "GB/s", samples=share),
         Figure(f"{way} beside plain copies, p50", times["plain"]["median"], "ms", samples=times["plain"]),
         Figure(f"{way}: the plain ones meanwhile", rate["plain"], "GB/s"),
@@ -92,9 +117,9 @@ def figures(way: str, found: dict, ceiling: float, in_flight: int) -> list[Figur
     ]
 
 
-def waits(way: str, whom: str, found: dict, ceiling: float) -> list[Figure]:
-    """What the foreign copies took beside `whom`. ceiling: of their way, GB/s."""
-    limit, figures = round(CHUNK / ceiling / 1e6 + P95, 3), []
+def waits(way: str, whom: str, found: dict, ceiling: float, chunk: int) -> list[Figure]:
+    """What the foreign copies took beside `whom`. ceiling: of their way, GB/s. chunk: bytes between two gaps."""
+    limit, figures = round(chunk / ceiling / 1e6 + P95, 3), []
     for name, when in (("ours", way), ("at random", f"{way} at random")):
         times = spread(found[name][0], 1e-6, 4)
         figures += [
