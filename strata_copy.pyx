@@ -19,7 +19,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 cimport strata_copy.abi as abi
-from strata_copy.abi cimport AGAIN, API_VERSION, FAILED, OK, REASON_CLOSED, REASON_LAYOUT, REASON_UNSUPPORTED, REFUSED, Error
+from strata_copy.abi cimport AGAIN, API_VERSION, FAILED, OK, REASON_CLOSED, REASON_LAYOUT, REASON_PLACE, REASON_UNSUPPORTED, REFUSED, Error
 from strata_copy.arena cimport Arena, arena_data
 from strata_copy.atomics cimport load_i32, load_u64
 from strata_copy.copier cimport Opening, the_copier
@@ -52,7 +52,8 @@ from strata_copy.tickets cimport (
 from strata_copy.values cimport RequestValues, fill_marks, fill_place, fill_request, fill_way
 from strata_copy.worker cimport ticket_cancel
 
-from strata_copy import peers
+from strata_copy import host_runtime, peers
+from strata_copy.errors import CopyError
 from strata_copy.places import handle, nanoseconds, whole
 
 ROUTE_NAMES = ("local", "out", "in", "ring", "unstage", "stage", "host", "peer", "relay")
@@ -97,6 +98,7 @@ cdef class State:
     cdef readonly Layout layout
     cdef readonly tuple places
     cdef readonly object owner
+    cdef object era             # of the host runtime: its memory is gone once that has started anew
 
     def __init__(self, Layout layout, places, *, owner=None):
         cdef Error error
@@ -107,6 +109,7 @@ cdef class State:
         self.layout = layout
         self.places = tuple(places)
         self.owner = owner
+        self.era = host_runtime.configuration()
         if len(self.places) != layout_values.n_parts:
             raise ValueError(f"{len(self.places)} places for the {layout_values.n_parts} parts of the layout")
         clear(&error)
@@ -270,7 +273,7 @@ cdef class Image(State):
         if self.data != NULL:
             raise TypeError("an Image is made once")
         c_banks, c_chunk = whole("banks", banks, 1, MAX_IMAGE_BANKS), whole("chunk", chunk, 1, 1 << 40)
-        self.layout, self.places, self.owner = layout, (), arena
+        self.layout, self.places, self.owner, self.era = layout, (), arena, host_runtime.configuration()
         clear(&error)
         with nogil:
             self.data = image_new(memory, layout_values, c_banks, c_chunk, c_scrub, &error)
@@ -338,16 +341,17 @@ cdef class Image(State):
 
     @property
     def blob(self):
-        """What was published with the rows: token ids, and whatever the engine wants with them. Setting it is for the next `publish`."""
+        """What was published with the rows, as bytes: token ids, and whatever the engine wants with them. Setting it, to anything that has
+        bytes (bytes, an array), is for the next `publish`."""
         cdef const ImageData *image = <const ImageData *>state_data(self).image
         return image.blob.bytes[:image.blob.n] if image.blob.bytes != NULL else b""
 
     @blob.setter
     def blob(self, value):
         cdef Error error
-        cdef const unsigned char[::1] view = value if len(value) else b"\0"
+        cdef bytes copied = memoryview(value).tobytes()
         clear(&error)
-        if set_blob(state_data(self), &view[0], len(value), &error) != OK:
+        if set_blob(state_data(self), <const char *>copied, len(copied), &error) != OK:
             raise_error(&error)
 
 
@@ -507,6 +511,7 @@ cdef class Pool:
             return image
         image = Image.__new__(Image)
         image.data, image.layout, image.places, image.owner, image.pool = found, self.layout, (), self.arena, self.data
+        image.era = host_runtime.configuration()
         pool_hold(self.data)
         self.images[name] = image
         return image
@@ -682,8 +687,13 @@ cdef class Copier:
     def __enter__(self):
         return self
 
-    def __exit__(self, *exception):
-        self.close()
+    def __exit__(self, kind, value, traceback):
+        """Closes. An exception that is under way goes first."""
+        try:
+            self.close()
+        except CopyError:
+            if kind is None:
+                raise
 
     @property
     def address(self):
@@ -736,8 +746,10 @@ cdef class Copier:
         if len(distinct) > MAX_SOURCES:
             raise ValueError(f"{len(distinct)} sources; at most {MAX_SOURCES}")
         clear(&error)
+        check_era(target)
         for i, state in enumerate(distinct):
             states[<int32_t>i] = state_data(state)
+            check_era(state)
             difference = (<State>state).layout.difference(target.layout).encode()
             if difference:
                 outcome(&error, REFUSED, REASON_LAYOUT, "the layouts of source and target differ in %s", <const char *>difference)
@@ -1207,6 +1219,16 @@ cdef StateData *state_data(State state) except NULL:
     if state is None or state.data == NULL:
         raise TypeError(f"a State is needed, not {None if state is None else 'one whose __init__ did not run'}")
     return state.data
+
+
+cdef int check_era(State state) except -1:
+    cdef Error error
+    if state.era != host_runtime.configuration():
+        clear(&error)
+        outcome(&error, REFUSED, REASON_PLACE, "the host runtime started anew after the state was made, and its memory is gone: make the "
+                "state anew")
+        raise_error(&error)
+    return 0
 
 
 cdef PlanData *plan_data(Plan plan) except NULL:

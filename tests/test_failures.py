@@ -13,10 +13,11 @@ from strata_copy import host_runtime, runtime
 
 pytestmark = pytest.mark.host
 
-INVALID_VALUE, BAD_DEVICE, ILLEGAL_ADDRESS = 1, 101, 700
-COPY_CALLS = ("cudaMemcpyAsync", "cudaMemcpy2DAsync")
-CALLS = [*COPY_CALLS, "cudaEventRecord", "cudaStreamWaitEvent", "event_captured", "cudaStreamIsCapturing",
-         "cudaThreadExchangeStreamCaptureMode"]  # fmt: skip
+INVALID_VALUE, OUT_OF_MEMORY, BAD_DEVICE, ILLEGAL_ADDRESS = 1, 2, 101, 700
+COPY_CALLS = ("cudaMemcpyAsync", "cudaMemcpy2DAsync", "cudaMemcpyBatchAsync")
+# A batch that is refused is no failure: its copies are made one by one.
+CALLS = ["cudaMemcpyAsync", "cudaMemcpy2DAsync", "cudaEventRecord", "cudaStreamWaitEvent", "event_captured",
+         "cudaStreamIsCapturing", "cudaThreadExchangeStreamCaptureMode"]  # fmt: skip
 LAYOUT = small_layout("int8", layers=6)
 UPTO = 21
 
@@ -170,6 +171,8 @@ def test_the_error_names_device_layer_and_part_of_the_copy_that_failed(memory):
     source, target = memory(layout, 1), memory(layout, 2, "pinned")
     with sc.Copier(tickets=4, layer_events=24) as copier:
         plan = copier.plan(source.state, target.state)
+        host_runtime.fail("cudaMemcpyBatchAsync", 1, 801)
+        assert plan.submit(UPTO, after=SYNCED).sync()  # from now on one by one
         for address, _, _, rows, _, _ in plan.extents(UPTO):
             function = "cudaMemcpyAsync" if rows == 1 else "cudaMemcpy2DAsync"
             counts[function] += 1
@@ -182,6 +185,24 @@ def test_the_error_names_device_layer_and_part_of_the_copy_that_failed(memory):
             assert error.layer == max(part.layer, 0) or rows > 1  # of several layers at once
             place = target.places[error.part]
             assert place.base <= address < place.base + reference.span(place, part)
+            host_runtime.clear_faults()
+            target.state.reset()
+
+
+def test_the_error_names_the_latest_of_the_copies_whose_one_call_failed(memory):
+    state = sc.Growth.state()
+    layout = sc.Layout(
+        [sc.Part(name=name, layer=layer, unit_bytes=8, growth=state) for layer in range(3) for name in "ab"]
+    )
+    source, target = memory(layout, 1, together=False), memory(layout, 2, "pinned", together=False)
+    with sc.Copier(tickets=4, layer_events=24) as copier:
+        for nth in range(1, 3):  # the first layer has an event of its own, the others share one
+            host_runtime.fail("cudaMemcpyBatchAsync", nth, OUT_OF_MEMORY)
+            with pytest.raises(sc.Failed) as failed:
+                copier.submit(source.state, target.state, upto=1, after=SYNCED)
+            found = failed.value
+            assert (found.call, found.device) == ("cudaMemcpyBatchAsync", 0)
+            assert (found.layer, layout.parts[found.part].name) == ((0, "b"), (2, "b"))[nth - 1]
             host_runtime.clear_faults()
             target.state.reset()
 
@@ -254,7 +275,7 @@ def test_lanes_that_cannot_be_waited_for_are_poisoned(memory):
         copy.dead = True
 
 
-@pytest.mark.parametrize("function", CALLS)
+@pytest.mark.parametrize("function", [*CALLS, "cudaMemcpyBatchAsync"])
 @pytest.mark.parametrize("route", ["out", "mixed"])
 def test_a_sticky_error_poisons(memory, route, function):
     """At any call of a submit: the device is called no more, and who waits is told."""

@@ -3,6 +3,7 @@ read only once it is published."""
 
 import contextlib
 import gc
+from array import array
 
 import numpy as np
 import pytest
@@ -224,13 +225,27 @@ def test_an_image_is_invisible_until_it_is_published(copier, memory, arena, held
     refused(lambda: image.publish(image.generation + 1), "generation")
 
 
+@pytest.mark.parametrize(
+    "ids", [b"", array("i", [1, -2]), memoryview(b"abcdef")[::2]], ids=["none", "numbers", "every 2nd"]
+)
+def test_a_blob_is_the_bytes_of_what_it_was_set_to(copier, memory, arena, ids):
+    layout = LAYOUTS["int8"]
+    source, image = memory(layout, 1), sc.Image(arena(), layout, chunk=32)
+    image.blob = ids
+    park(copier, source, image, (9, 9))
+    assert image.blob == memoryview(ids).tobytes()
+    for wrong in ("ids", [1, 2], 3):
+        with pytest.raises(TypeError):
+            image.blob = wrong
+
+
 @pytest.mark.host
 def test_an_image_whose_copy_failed_is_not_published(copier, memory, arena):
     layout = LAYOUTS["k8v4"]
     source, image = memory(layout, 1), sc.Image(arena(), layout, chunk=32)
     park(copier, source, image, (9, 9))
     source.state.advanced((20, 20))
-    host_runtime.fail("cudaMemcpyAsync", 3, 1)
+    host_runtime.fail("cudaMemcpyBatchAsync", 1, 2)
     with pytest.raises(sc.Failed):
         copier.submit(source.state, image, upto=(20, 20), after=SYNCED)
     host_runtime.clear_faults()

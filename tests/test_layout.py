@@ -183,6 +183,30 @@ def test_another_encoding_is_refused():
         sc.Layout.from_bytes(json.dumps({**fields, "encoding": 99}).encode())
 
 
+PART = 'name = "k"\nlayer = 0\nunit_bytes = 8\n'
+GROWTH = 'growth = { rule = "linear" }\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f'mraks = ["a"]\n[[parts]]\n{PART}{GROWTH}', "the layout has 'mraks'; it may have .*marks"),
+        (f"[[parts]]\n{PART}", "the growth of part 'k' of layer 0 has no rule"),
+        (f"[[parts]]\n{PART}{GROWTH}bytes = 1\n", "part 'k' of layer 0 has 'bytes'; it may have .*unit_bytes"),
+        (f'[[parts]]\nname = "k"\nlayer = 3\n{GROWTH}', "part 'k' of layer 3 has no unit_bytes"),
+        (f'[[parts]]\n{PART}growth = {{ rule = "linear", every = 2 }}\n', "growth of part 'k' of layer 0 has 'every'"),
+        (f'[[parts]]\n{PART}{GROWTH}[[patches]]\nlayer = 0\npart = "k"\n', "patch 0 has no source"),
+        (f'identity = "qwen"\n[[parts]]\n{PART}{GROWTH}', "identity is 'qwen'; hexadecimal digits"),
+    ],
+)
+def test_a_file_in_which_something_is_misspelt_is_no_layout(tmp_path, text, said):
+    """A word that is not known may be the one that tells two models apart."""
+    file = tmp_path / "model.toml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=said):
+        sc.Layout.load(file)
+
+
 def test_a_file_says_the_same_as_the_code(tmp_path):
     file = tmp_path / "model.toml"
     file.write_text(

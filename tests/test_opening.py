@@ -201,6 +201,37 @@ def test_closing_twice_is_allowed_and_a_new_copier_may_follow():
         assert copier.closed
 
 
+@pytest.mark.host
+def test_a_state_is_not_copied_once_the_host_runtime_has_started_anew(memory):
+    """Its memory went with the runtime that it was of."""
+    layout = small_layout()
+    old = memory(layout, 1).state
+    host_runtime.configure(devices=2)
+    one, other = memory(layout, 2).state, memory(layout, 3).state
+    with sc.Copier(tickets=2, layer_events=16) as copier:
+        for source_, target_ in ((old, one), (one, old)):
+            with pytest.raises(sc.Refused, match=r"started anew.*make the state anew") as refused:
+                copier.plan(source_, target_)
+            assert refused.value.reason == "place"
+        assert copier.submit(one, other, upto=3, after=SYNCED).sync()
+
+
+@pytest.mark.host
+def test_an_exception_under_way_goes_before_what_close_raises(memory):
+    layout = small_layout()
+    source, target = memory(layout, 1), memory(layout, 2)
+
+    def use():
+        with sc.Copier(tickets=2, layer_events=16) as copier:
+            host_runtime.fail("cudaMemcpyAsync", 1, 700)
+            with pytest.raises(sc.Poisoned):
+                copier.submit(source.state, target.state, upto=3, after=SYNCED)
+            raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        use()
+
+
 def test_a_closed_copier_refuses_by_name(memory):
     layout = small_layout()
     source, target = memory(layout, 1), memory(layout, 2)

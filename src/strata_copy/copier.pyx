@@ -82,7 +82,7 @@ cdef int copier_link(CopierData *copier, int32_t source, int32_t target, bint p2
     if status != OK:
         return status
     if p2p:
-        lane.crosses, lane.source, lane.target = True, from_.device, to.device
+        lane.crosses, lane.gathers, lane.source, lane.target = True, True, from_.device, to.device
         status = use_device(from_, &guard, error)
         if status == OK:
             status = make_pair(&lane, from_, PEER_CHUNKS * copier.chunk, &guard, error)
@@ -236,6 +236,7 @@ cdef int make_device(CopierData *copier, int32_t d, const Opening *opening, cons
     for n in range(PEER_LANE):
         device.lanes[n].chunk = copier.chunk
         if n == OUT_LANE or n == IN_LANE:
+            device.lanes[n].gathers = True
             status = make_pair(&device.lanes[n], device, copier.chunk, guard, error)
         else:
             status = make_stream(&device.lanes[n].streams[0], device, guard, error)

@@ -57,7 +57,8 @@ cdef struct Course:
     int32_t skip                # extents that an earlier step has queued
     int32_t lane, route         # where extents go; lane -1: none yet
     Ring *ring                  # through which, or NULL
-    Lane *gathering             # a peer lane that may have copies which are not queued yet, or NULL
+    Lane *gathering             # a lane that may have copies which are not queued yet, or NULL
+    int32_t gathered_layer, gathered_part   # of the latest of them
     int32_t only                # the one way that the step may use
     int32_t step
 

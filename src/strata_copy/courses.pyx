@@ -407,9 +407,16 @@ cdef int flush(Course *course) noexcept nogil:
 
 
 cdef int send_gathered(Course *course) noexcept nogil:
+    """An error names the latest of them."""
     cdef Lane *lane = course.gathering
+    cdef int status
     course.gathering = NULL
-    return OK if lane == NULL else lane_flush(course.device, lane, course.guard, course.error)
+    if lane == NULL:
+        return OK
+    status = lane_flush(course.device, lane, course.guard, course.error)
+    if status != OK:
+        course.error.layer, course.error.part = course.gathered_layer, course.gathered_part
+    return status
 
 
 cdef inline bint has_staging(const Course *course) noexcept nogil:
@@ -448,7 +455,7 @@ cdef int go_to_lane(Course *course, int32_t part) noexcept nogil:
         course.lane, course.route = n, way.route
         course.ring = (&device.ring if way.route == ROUTE_RING else device.relays[way.other_number] if way.route == ROUTE_RELAY else
                        NULL)
-    if status == OK and course.gathering != &device.lanes[n]:
+    if status == OK and (course.gathering != &device.lanes[n] or is_staged(way.route)):
         status = send_gathered(course)
     if status == OK:
         status = open_lane(course, IN_LANE if way.route == ROUTE_RING else n, first_lane(course))
@@ -533,8 +540,8 @@ cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
     elif course.ring != NULL:
         status = ring_copy(course.copier, course.ring, extent, &course.into, course.budget, course.guard, course.error)
     else:
-        if lane.crosses:
-            course.gathering = lane
+        if lane.gathers and not lane.singly:
+            course.gathering, course.gathered_layer, course.gathered_part = lane, course.layer, course.emission.part
         status = lane_copy(course.copier, course.device, lane, extent, &course.into, course.budget, course.guard, course.error)
     if status == OK:
         course.extent += 1

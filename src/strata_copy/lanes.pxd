@@ -36,7 +36,7 @@ cdef enum:
     MAX_RING = 16           # slots of a ring
     RING_PIECES = 64        # pieces of one slot
     ALIGNMENT = 512         # bytes: of slots, of chunks, and of the pieces in them
-    GATHERED = 32           # copies of one call on a peer lane: one by one each takes 2 us of NVLink's time, in one call 0.5
+    GATHERED = 32           # copies of one call over a link: one by one each takes 2 us of NVLink's time and 3 of PCIe's, in one call 0.5
     PAUSE = 16              # a status of our own: the budget is used up, and there is more
 
 # A way for one route's direction on one device, in order from its first copy to its last. Lanes `out` and `in` are a pair of
@@ -52,9 +52,10 @@ cdef struct Lane:
     bint crosses                # it is a peer lane,
     int32_t source, target      # between these devices, as ordinals
     cudaStream_t finish         # of a lane between devices: as DeviceLanes.finish, for tickets that use it
-    # Of a peer lane: copies that are not queued yet, so that one call queues them.
+    # Of a lane over a link: copies that are not queued yet, so that one call queues them.
+    bint gathers
     int32_t gathered
-    bint singly                 # that call was refused, and the copies by themselves were not
+    bint singly                 # that call was refused, and the copies by themselves were not: none are gathered any more
     void *targets[GATHERED]
     const void *sources[GATHERED]
     size_t sizes[GATHERED]
@@ -215,11 +216,11 @@ cdef int ring_copy(const CopierData *copier, Ring *ring, const Extent *extent, i
 cdef int lane_ready(DeviceLanes *device, Lane *lane, const Guard *guard, Error *error) noexcept nogil
 # The first lane waits for the slot that it fills next to be empty. Done by ring_copy where it was not before.
 cdef int ring_ready(Ring *ring, const Guard *guard, Error *error) noexcept nogil
-# Queues what a peer lane has gathered: before anything else is queued.
+# Queues what a lane has gathered: before anything that has to come behind it.
 cdef int lane_flush(DeviceLanes *device, Lane *lane, const Guard *guard, Error *error) noexcept nogil
 # Sends on what the ring's slot holds: before anything else is queued.
 cdef int ring_flush(const CopierData *copier, Ring *ring, const Guard *guard, Error *error) noexcept nogil
-# One piece: that much of an extent, from byte `into` on, as one CUDA call can express; and onto a lane.
+# One piece: that much of an extent, from byte `into` on, as one CUDA call can express; and onto a lane, at once.
 cdef void cut(const Extent *extent, int64_t into, int64_t most, int64_t max_pitch, Extent *piece) noexcept nogil
 cdef int copy_piece(DeviceLanes *device, Lane *lane, const Extent *piece, const Guard *guard, Error *error) noexcept nogil
 cdef inline void spend(Budget *budget, int64_t *into, int64_t bytes) noexcept nogil:

@@ -45,7 +45,10 @@ cdef int lane_copy(const CopierData *copier, DeviceLanes *device, Lane *lane, co
         if extent.rows > 1 and extent.width <= lane.chunk:
             most = max(most, extent.width)      # rows stay whole
         cut(extent, into[0], most, device.max_pitch, &piece)
-        status = copy_piece(device, lane, &piece, guard, error)
+        if lane.gathers and not lane.singly:
+            status = gather(device, lane, &piece, guard, error)
+        else:
+            status = copy_piece(device, lane, &piece, guard, error)
         if status != OK:
             return status
         spend(budget, into, piece.width * piece.rows)
@@ -162,53 +165,29 @@ cdef void cut(const Extent *extent, int64_t into, int64_t most, int64_t max_pitc
         piece.width = min(extent.width - column, most)
 
 
-cdef int copy_piece(DeviceLanes *device, Lane *lane, const Extent *piece, const Guard *guard, Error *error) noexcept nogil:
-    cdef int code = lane_ready(device, lane, guard, error)
-    if code != OK:
-        return code
-    lane.in_chunk += piece.width * piece.rows
-    if lane.crosses:
-        return cross(device, lane, piece, guard, error)
-    if piece.rows == 1:
-        code = rt.cudaMemcpyAsync(piece.target, piece.source, piece.width, cudaMemcpyDefault, lane_stream(lane))
-        if code != 0:
-            return cuda_failed(FAILED, code, "cudaMemcpyAsync", device.device, guard, error)
-        return OK
-    code = rt.cudaMemcpy2DAsync(piece.target, piece.target_pitch, piece.source, piece.source_pitch, piece.width, piece.rows,
-                                cudaMemcpyDefault, lane_stream(lane))
-    if code != 0:
-        return cuda_failed(FAILED, code, "cudaMemcpy2DAsync", device.device, guard, error)
-    return OK
-
-
-cdef int cross(DeviceLanes *device, Lane *lane, const Extent *piece, const Guard *guard, Error *error) noexcept nogil:
-    """From device to device. No byte that a ticket writes is another copy's of it: rows need not wait for what is gathered."""
-    cdef cudaMemcpy3DPeerParms rows
-    cdef int code
-    if piece.rows == 1:
-        lane.targets[lane.gathered], lane.sources[lane.gathered] = piece.target, piece.source
-        lane.sizes[lane.gathered] = piece.width
-        lane.gathered += 1
-        return lane_flush(device, lane, guard, error) if lane.gathered == GATHERED else OK
-    memset(&rows, 0, sizeof(rows))
-    rows.srcPtr.ptr, rows.srcPtr.pitch, rows.srcDevice = <void *>piece.source, piece.source_pitch, lane.source
-    rows.dstPtr.ptr, rows.dstPtr.pitch, rows.dstDevice = piece.target, piece.target_pitch, lane.target
-    rows.srcPtr.xsize = rows.dstPtr.xsize = rows.extent.width = piece.width
-    rows.srcPtr.ysize = rows.dstPtr.ysize = rows.extent.height = piece.rows
-    rows.extent.depth = 1
-    code = rt.cudaMemcpy3DPeerAsync(&rows, lane_stream(lane))
-    return OK if code == 0 else cuda_failed(FAILED, code, "cudaMemcpy3DPeerAsync", device.device, guard, error)
+cdef int gather(DeviceLanes *device, Lane *lane, const Extent *piece, const Guard *guard, Error *error) noexcept nogil:
+    """No byte that a ticket writes is another copy's of it: rows need not wait for what is gathered."""
+    cdef int status
+    if piece.rows > 1:
+        return copy_piece(device, lane, piece, guard, error)
+    status = lane_ready(device, lane, guard, error)
+    if status != OK:
+        return status
+    lane.in_chunk += piece.width
+    lane.targets[lane.gathered], lane.sources[lane.gathered], lane.sizes[lane.gathered] = piece.target, piece.source, piece.width
+    lane.gathered += 1
+    return lane_flush(device, lane, guard, error) if lane.gathered == GATHERED else OK
 
 
 cdef int lane_flush(DeviceLanes *device, Lane *lane, const Guard *guard, Error *error) noexcept nogil:
-    """One by one by the call that names both devices, which does not fail for some kinds of memory (alpaka-group/alpaka#1909), where
-    the one call for all is refused. It is refused as a whole. Not tried where other code's error is pending, which a refusal would take
-    the place of."""
+    """One by one where the one call for all is refused, as it is for some kinds of memory (alpaka-group/alpaka#1909). It is refused as a
+    whole. Not tried where other code's error is pending, which a refusal would take the place of."""
     cdef int32_t i, n = lane.gathered
     cdef int code
+    cdef int status = OK
     cdef bint refused = False
     lane.gathered = 0
-    if n > 1 and not lane.singly and guard.pending == cudaSuccess:
+    if n > 1 and guard.pending == cudaSuccess:
         code = rt.cudaMemcpyBatchAsync(lane.targets, lane.sources, lane.sizes, n, &in_stream_order, &from_the_first, 1, lane_stream(lane))
         if code == 0:
             return OK
@@ -217,11 +196,49 @@ cdef int lane_flush(DeviceLanes *device, Lane *lane, const Guard *guard, Error *
         rt.cudaGetLastError()
         refused = True
     for i in range(n):
-        code = rt.cudaMemcpyPeerAsync(lane.targets[i], lane.target, lane.sources[i], lane.source, lane.sizes[i], lane_stream(lane))
-        if code != 0:
-            return cuda_failed(FAILED, code, "cudaMemcpyPeerAsync", device.device, guard, error)
-    lane.singly = lane.singly or refused        # not so where an address was wrong
-    return OK
+        if status == OK:
+            status = copy_row(device, lane, lane.targets[i], lane.sources[i], lane.sizes[i], guard, error)
+    lane.singly = refused and status == OK      # not so where an address was wrong
+    return status
+
+
+cdef int copy_piece(DeviceLanes *device, Lane *lane, const Extent *piece, const Guard *guard, Error *error) noexcept nogil:
+    cdef int code = lane_ready(device, lane, guard, error)
+    if code != OK:
+        return code
+    lane.in_chunk += piece.width * piece.rows
+    if piece.rows == 1:
+        return copy_row(device, lane, piece.target, piece.source, piece.width, guard, error)
+    if lane.crosses:
+        return copy_rows_across(device, lane, piece, guard, error)
+    code = rt.cudaMemcpy2DAsync(piece.target, piece.target_pitch, piece.source, piece.source_pitch, piece.width, piece.rows,
+                                cudaMemcpyDefault, lane_stream(lane))
+    return OK if code == 0 else cuda_failed(FAILED, code, "cudaMemcpy2DAsync", device.device, guard, error)
+
+
+cdef int copy_row(const DeviceLanes *device, const Lane *lane, void *target, const void *source, size_t bytes, const Guard *guard,
+                  Error *error) noexcept nogil:
+    cdef int code
+    if lane.crosses:
+        code = rt.cudaMemcpyPeerAsync(target, lane.target, source, lane.source, bytes, lane_stream(lane))
+    else:
+        code = rt.cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, lane_stream(lane))
+    if code == 0:
+        return OK
+    return cuda_failed(FAILED, code, "cudaMemcpyPeerAsync" if lane.crosses else "cudaMemcpyAsync", device.device, guard, error)
+
+
+cdef int copy_rows_across(const DeviceLanes *device, const Lane *lane, const Extent *piece, const Guard *guard, Error *error) noexcept nogil:
+    cdef cudaMemcpy3DPeerParms rows
+    cdef int code
+    memset(&rows, 0, sizeof(rows))
+    rows.srcPtr.ptr, rows.srcPtr.pitch, rows.srcDevice = <void *>piece.source, piece.source_pitch, lane.source
+    rows.dstPtr.ptr, rows.dstPtr.pitch, rows.dstDevice = piece.target, piece.target_pitch, lane.target
+    rows.srcPtr.xsize = rows.dstPtr.xsize = rows.extent.width = piece.width
+    rows.srcPtr.ysize = rows.dstPtr.ysize = rows.extent.height = piece.rows
+    rows.extent.depth = 1
+    code = rt.cudaMemcpy3DPeerAsync(&rows, lane_stream(lane))
+    return OK if code == 0 else cuda_failed(FAILED, code, "cudaMemcpy3DPeerAsync", device.device, guard, error)
 
 
 cdef int lane_ready(DeviceLanes *device, Lane *lane, const Guard *guard, Error *error) noexcept nogil:

@@ -293,21 +293,42 @@ def _decoded(fields):
     encoding = fields.get("encoding", ENCODING)
     if encoding != ENCODING:
         raise ValueError(f"layout encoding {encoding}; this release reads {ENCODING}")
+    _check_keys("the layout", fields, ("encoding", "parts", "marks", "format", "identity", "patches", "groups"))
     parts = []
-    for part in fields.get("parts", ()):
-        part = {**part, "growth": GrowthValue(**part["growth"])}
+    for i, part in enumerate(fields.get("parts", ())):
+        where = f"part {part.get('name', i)!r} of layer {part.get('layer', '?')}"
+        part = {**part, "growth": _of_fields(GrowthValue, f"the growth of {where}", part.get("growth", {}))}
         for pair in ("shard", "replica"):
             if pair in part:
                 part[pair] = tuple(part[pair])
-        parts.append(Part(**part))
+        parts.append(_of_fields(Part, where, part))
+    try:
+        identity = bytes.fromhex(fields.get("identity", ""))
+    except ValueError:
+        raise ValueError(f"identity is {fields['identity']!r}; hexadecimal digits are needed") from None
     return {
         "parts": parts,
         "marks": tuple(fields.get("marks", ("tokens",))),
         "format": fields.get("format", ""),
-        "identity": bytes.fromhex(fields.get("identity", "")),
-        "patches": [Patch(**patch) for patch in fields.get("patches", ())],
+        "identity": identity,
+        "patches": [_of_fields(Patch, f"patch {i}", patch) for i, patch in enumerate(fields.get("patches", ()))],
         "groups": tuple(fields["groups"]) if "groups" in fields else None,
     }
+
+
+def _of_fields(kind, where, fields):
+    _check_keys(where, fields, [field.name for field in dataclasses.fields(kind)])
+    missing = [field.name for field in dataclasses.fields(kind)
+               if field.default is field.default_factory is dataclasses.MISSING and field.name not in fields]
+    if missing:
+        raise ValueError(f"{where} has no {', '.join(missing)}")
+    return kind(**fields)
+
+
+def _check_keys(where, fields, allowed):
+    unknown = sorted(set(fields) - set(allowed))
+    if unknown:
+        raise ValueError(f"{where} has {', '.join(map(repr, unknown))}; it may have {', '.join(allowed)}")
 
 
 def _difference(a, b):
