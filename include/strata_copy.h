@@ -2,12 +2,14 @@
  *
  * Copiers, states and plans are made from Python (strata_copy.Copier, .State, Copier.plan); a C or C++ engine in the same process takes
  * their addresses (the `address` property) and calls the functions below, which never take the GIL, call Python or throw. Of these,
- * only strata_sync blocks by design. Types that Python fills (strata_part, strata_growth, strata_place) are here for what comes.
+ * strata_sync blocks by design, and the waits for at most their timeout_ns. Types that Python fills (strata_part, strata_growth, strata_place) are here for what comes.
  *
  *     #include <Python.h>
  *     #include <strata_copy.h>
- *     if (strata_copy_import() < 0) return NULL;      once, with the GIL; a Python exception is set on failure
+ *     if (strata_copy_import() < 0) return NULL;      once in each file that includes this, with the GIL; an exception is set on failure
  *     status = strata_submit(plan, &request, &ticket, &error);
+ *
+ * The functions need Python.h; a file without it is handed the table, a const strata_copy_api *, by one that has it.
  *
  * Return values are the outcomes below. A failed or refused call fills the error that it was given (NULL is allowed).
  */
@@ -165,9 +167,10 @@ typedef struct {
     uint32_t version, size;
     /* Checks everything on every device, then queues the copy on the calling thread, or has the worker queue it where it is long. OK:
      * *ticket names it (it is written before the first copy, so that another thread may wait for layers already). AGAIN: every ticket
-     * is in flight or not released, or 16 are being fed. */
+     * is in flight or not released, or 16 are being fed. Not OK: *ticket is 0, whose release does nothing. */
     int (*submit)(strata_plan *, const strata_request *, strata_ticket *, strata_error *);
-    /* OK: `stream` now depends on all bytes that `layer` needs. AGAIN: the layer was not queued within timeout_ns. */
+    /* OK: `stream` now depends on all bytes that `layer` needs. AGAIN: the layer was not queued within timeout_ns (< 0: for as long as
+     * it takes, of all waits), and the stream waits for nothing. */
     int (*wait_layer)(strata_ticket, int32_t layer, void *stream, int64_t timeout_ns, strata_error *);
     /* OK: `stream` now depends on the whole copy: the target may be read behind it. */
     int (*wait_done)(strata_ticket, void *stream, int64_t timeout_ns, strata_error *);
