@@ -100,7 +100,138 @@ def test_others_get_through_between_two_pieces():
         assert time.monotonic() - began >= 4 * 0.05
 
 
+# ---- several threads
+
+
+def at_once(*calls):
+    """The outcome of each call, made by a thread of its own at the same time: None, or the reason of a refusal."""
+    barrier, outcomes = threading.Barrier(len(calls)), [None] * len(calls)
+
+    def make(i, call):
+        barrier.wait()
+        try:
+            call()
+        except sc.Refused as refused:
+            outcomes[i] = refused.reason
+
+    threads = [threading.Thread(target=make, args=(i, call)) for i, call in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_threads_that_close_at_once_give_everything_back_once(background):
+    """What is unregistered and unmapped twice may be somebody else's by then."""
+    for _ in range(20):
+        arena = sc.Arena(64 * 4096, piece=4096, pause=0.0, threads=1, background=background)
+        left = []
+
+        def close(arena=arena, left=left):
+            arena.close()
+            left.append((arena.registered, arena.pinned, arena.pieces, arena.growing))
+
+        assert at_once(close, close, close) == [None] * 3
+        assert left == [(0, 0, [], False)] * 3  # whichever closes: after `close` it is closed
+    if HOST:
+        assert host_runtime.live()["registrations"] == 0
+
+
+@pytest.mark.host
+def test_threads_that_close_an_arena_which_images_use_are_all_refused():
+    layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=64, growth=sc.Growth.linear())])
+    with opened(1) as arena:
+        image = sc.Image(arena, layout)
+        image.reserve(8)
+        assert arena.used > 0
+        assert at_once(*[arena.close] * 3) == ["busy"] * 3
+        image.discard()
+
+
+@pytest.mark.parametrize("what", ["attach", "register", "foreign"])
+def test_memory_is_given_to_an_arena_before_it_closes_or_not_at_all(what):
+    for _ in range(20):
+        mapped = Mapped(4 * 4096)
+        arena = sc.Arena(64 * 4096, piece=4096, pause=10.0, threads=1, background=True)
+        if what == "foreign":
+            runtime.host_register(mapped.base, mapped.size)
+        add = arena.register if what == "register" else arena.attach
+        outcomes = at_once(arena.close, lambda add=add, mapped=mapped: add(mapped.base, mapped.size))
+        assert outcomes in ([None, None], [None, "closed"])
+        assert (arena.registered, arena.pinned, arena.pieces) == (0, 0, [])
+        if what == "foreign":
+            assert runtime.pointer_range(mapped.base) == (mapped.base, mapped.size)
+            runtime.host_unregister(mapped.base)
+        else:
+            with pytest.raises(runtime.CudaError):
+                runtime.pointer_range(mapped.base)
+
+
+def test_threads_that_take_the_same_memory_do_it_once():
+    for _ in range(20):
+        mapped = Mapped(4 * 4096)
+        with sc.Arena(64 * 4096, piece=4096, pause=10.0, threads=1, background=True) as arena:
+            before = arena.registered
+            outcomes = at_once(*[lambda arena=arena, mapped=mapped: arena.attach(mapped.base, mapped.size)] * 3)
+            assert sorted(outcomes, key=str) == [None, "overlap", "overlap"]
+            assert arena.registered == before + mapped.size
+            in_place = Mapped(4096)
+            arena.register(in_place.base, in_place.size)
+            outcomes = at_once(*[lambda arena=arena, memory=in_place: arena.unregister(memory.base)] * 3)
+            assert sorted(outcomes, key=str) == [None, "place", "place"]
+            assert arena.registered == before + mapped.size
+
+
+def test_a_closed_arena_takes_no_memory():
+    mapped = Mapped(2 * PIECE)
+    arena = opened(2, background=True, pause=10.0)
+    arena.close()
+    runtime.host_register(mapped.base, PIECE)
+    for base in (mapped.base, mapped.base + PIECE):  # somebody else's, and nobody's
+        for add in (arena.attach, arena.register):
+            with pytest.raises(sc.Refused, match="the arena is closed") as refused:
+                add(base, PIECE)
+            assert refused.value.reason == "closed"
+    assert (arena.registered, arena.pinned, arena.pieces) == (0, 0, [])
+    assert arena.wait(timeout=0)
+    runtime.host_unregister(mapped.base)
+
+
 # ---- refusals
+
+
+ARENA = {
+    "close": lambda arena: arena.close(),
+    "wait": lambda arena: arena.wait(),
+    "attach": lambda arena: arena.attach(4096, 4096),
+    "register": lambda arena: arena.register(4096, 4096),
+    "unregister": lambda arena: arena.unregister(4096),
+    "repr": repr,
+    **{
+        name: lambda arena, name=name: getattr(arena, name)
+        for name in ("budget", "pinned", "registered", "used", "growing", "refusal", "node", "pieces")
+    },
+}
+
+
+@pytest.mark.parametrize("what", ARENA)
+def test_an_arena_whose_init_did_not_run_is_refused(what):
+    assert {name for name in vars(sc.Arena) if not name.startswith("_")} == set(ARENA) - {"repr"}
+    with pytest.raises(TypeError, match="an Arena is needed"):
+        ARENA[what](sc.Arena.__new__(sc.Arena))
+
+
+@pytest.mark.parametrize("call", ["attach", "register"])
+@pytest.mark.parametrize(("base", "size"), [(2**64 - 4096, 4096), (2**64 - 4096, 8192), (4096, 2**64 - 4096)])
+def test_memory_that_goes_on_beyond_the_last_address_is_refused(call, base, size):
+    with opened(2, background=True, pause=10.0) as arena:
+        before = arena.registered, arena.pinned, arena.pieces
+        with pytest.raises((sc.Refused, ValueError), match=r"beyond the last address|may be 1 to"):
+            getattr(arena, call)(base, size)
+        assert (arena.registered, arena.pinned, arena.pieces) == before
+        arena.attach(Mapped(PIECE).base, PIECE)  # the budget has it still
 
 
 @pytest.mark.host

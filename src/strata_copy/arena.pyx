@@ -19,8 +19,8 @@ from strata_copy.growing cimport MAX_TOUCHERS, from_now, grow
 from strata_copy.pieces cimport ArenaData, Piece, pieces_attach, pieces_copy, pieces_give_back, pieces_register, pieces_unregister
 from strata_copy.raising cimport raise_error
 from strata_copy.system cimport (
-    PAGE, pthread_cond_broadcast, pthread_cond_destroy, pthread_cond_init, pthread_cond_timedwait, pthread_create, pthread_join,
-    pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock, pthread_t,
+    PAGE, pthread_cond_broadcast, pthread_cond_destroy, pthread_cond_init, pthread_cond_timedwait, pthread_cond_wait, pthread_create,
+    pthread_join, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock, pthread_t,
 )
 
 from strata_copy import runtime
@@ -59,8 +59,6 @@ cdef class Arena:
         cdef int32_t c_device, c_threads, node
         cdef size_t c_budget, c_piece
         cdef int64_t c_pause
-        if self.data != NULL:
-            raise TypeError("an Arena is made once")
         require_runtime()
         c_device = whole("device", device, 0, INT32_MAX)
         c_budget = whole("budget", budget, 0, INT64_MAX) // PAGE * PAGE
@@ -68,6 +66,8 @@ cdef class Arena:
         c_threads = whole("threads", threads, 0, MAX_TOUCHERS) or min(8, len(os.sched_getaffinity(0)))
         c_pause = nanoseconds(pause)
         node = _node_of(device)
+        if self.data != NULL:
+            raise TypeError("an Arena is made once")
         clear(&error)
         self.data = arena_new(c_device, node, c_budget, c_piece, c_threads, c_pause, &error)
         if self.data == NULL or (c_budget > 0 and arena_grow(self.data, &error) != OK):
@@ -100,14 +100,15 @@ cdef class Arena:
 
     def close(self):
         """Ends the growth and gives everything back. Raises Refused while an image has memory of it, and where CUDA would not
-        unregister a piece, which is left mapped then. Closing twice is allowed."""
+        unregister a piece, which is left mapped then. Closing twice is allowed; where another thread closes, this waits for it."""
+        cdef ArenaData *data = made(self)
         cdef Error error
         cdef int status
         if self.closed_:
             return
         clear(&error)
         with nogil:
-            status = arena_close(self.data, &error)
+            status = arena_close(data, &error)
         self.closed_ = status == OK or error.reason != REASON_BUSY
         if status != OK:
             raise_error(&error)
@@ -115,10 +116,11 @@ cdef class Arena:
     def wait(self, bytes=None, timeout=None):
         """Until so many bytes are there in all (None: until growing has ended); False where that took longer than `timeout` seconds."""
         cdef int64_t left = nanoseconds(timeout), slice_ns
+        cdef ArenaData *data = made(self)
         cdef size_t wanted = SIZE_MAX if bytes is None else whole("bytes", bytes, 0, INT64_MAX)
         while True:
             slice_ns = 50000000 if left < 0 or left > 50000000 else left
-            if waited(self.data, wanted, slice_ns):
+            if waited(data, wanted, slice_ns):
                 return True
             PyErr_CheckSignals()
             if left >= 0:
@@ -130,83 +132,89 @@ cdef class Arena:
         """Memory of the engine's (shared memory, huge pages) becomes a part of the arena until it closes; it must live as long. It is
         registered, within the budget; where somebody else has registered all of it already, that registration is used and left alone.
         Raises Refused."""
+        cdef ArenaData *data = made(self)
         cdef Error error
         cdef size_t c_base = address(base), c_bytes = whole("bytes", bytes, 1, INT64_MAX)
         cdef int status
         clear(&error)
         with nogil:
-            status = arena_attach(self.data, c_base, c_bytes, &error)
+            status = arena_attach(data, c_base, c_bytes, &error)
         if status != OK:
             raise_error(&error)
 
     def register(self, base, bytes):
         """Registers memory that the engine goes on using, in one registration, within the budget; memory that somebody else has
         registered already is left as it is. Places in it are "pinned" from now on. Raises Refused."""
+        cdef ArenaData *data = made(self)
         cdef Error error
         cdef size_t c_base = address(base), c_bytes = whole("bytes", bytes, 1, INT64_MAX)
         cdef int status
         clear(&error)
         with nogil:
-            status = arena_register(self.data, c_base, c_bytes, &error)
+            status = arena_register(data, c_base, c_bytes, &error)
         if status != OK:
             raise_error(&error)
 
     def unregister(self, base):
         """Takes back `register` of the memory that begins at `base`, which no copy may use any more. Raises Refused."""
+        cdef ArenaData *data = made(self)
         cdef Error error
         cdef size_t c_base = address(base)
         cdef int status
         clear(&error)
         with nogil:
-            status = arena_unregister(self.data, c_base, &error)
+            status = arena_unregister(data, c_base, &error)
         if status != OK:
             raise_error(&error)
 
     @property
     def budget(self):
-        return self.data.budget
+        return made(self).budget
 
     @property
     def pinned(self):
         """Bytes that images can be given, used or not."""
-        return self.data.offered
+        return made(self).offered
 
     @property
     def registered(self):
         """Bytes that this arena has registered, or is about to: never more than the budget."""
-        return self.data.registered
+        return made(self).registered
 
     @property
     def used(self):
         """Bytes that images have."""
-        return self.data.used
+        return made(self).used
 
     @property
     def growing(self):
-        return bool(self.data.growing)
+        return bool(made(self).growing)
 
     @property
     def refusal(self):
         """Why the arena did not grow to its budget, in words, or "" where it did or still grows."""
+        cdef ArenaData *data = made(self)
         cdef Error error
-        pthread_mutex_lock(&self.data.lock)
-        error = self.data.refusal
-        pthread_mutex_unlock(&self.data.lock)
+        pthread_mutex_lock(&data.lock)
+        error = data.refusal
+        pthread_mutex_unlock(&data.lock)
         return error.text.decode(errors="replace") if error.status != OK else ""
 
     @property
     def node(self):
         """The NUMA node that the pieces were asked to lie on; None where the machine does not tell the device's, or the kernel refused."""
-        return self.data.node if self.data.node >= 0 and self.data.bound else None
+        cdef ArenaData *data = made(self)
+        return data.node if data.node >= 0 and data.bound else None
 
     @property
     def pieces(self):
         """(address, bytes, kind) of each piece; kind is "made", "attached", "foreign" or "in place"."""
+        cdef ArenaData *data = made(self)
         cdef Piece *pieces
         cdef int32_t n = 0
         kinds = ("made", "attached", "foreign", "in place")
         with nogil:
-            pieces = pieces_copy(self.data, &n)
+            pieces = pieces_copy(data, &n)
         if pieces == NULL:
             raise MemoryError
         try:
@@ -232,6 +240,12 @@ def _node_of(device):
         return int(Path(f"/sys/bus/pci/devices/{name}/numa_node").read_text())
     except (OSError, ValueError, runtime.CudaError):
         return -1
+
+
+cdef ArenaData *made(Arena arena) except NULL:
+    if arena.data == NULL:
+        raise TypeError("an Arena is needed, not one whose __init__ did not run")
+    return arena.data
 
 
 cdef ArenaData *arena_data(Arena arena) except NULL:
@@ -326,12 +340,33 @@ cdef void *grower_main(void *argument) noexcept nogil:
 
 
 cdef int run(ArenaData *arena, JobKind kind, size_t base, size_t bytes, Error *error) noexcept nogil:
+    """One job at a time: each looks at the pieces, and then changes them by what it saw."""
+    cdef int status
+    if arena.pid != getpid():       # first: the thread that holds the lock may be one of the other process
+        return outcome(error, REFUSED, REASON_CLOSED, "this process is a fork of the one that made the arena")
+    pthread_mutex_lock(&arena.lock)
+    while arena.busy:
+        pthread_cond_wait(&arena.changed, &arena.lock)
+    arena.busy = True
+    pthread_mutex_unlock(&arena.lock)
+    if kind == JOB_CLOSE:
+        status = close_alone(arena, error)
+    elif arena.closing and kind != JOB_UNREGISTER:
+        status = outcome(error, REFUSED, REASON_CLOSED, "the arena is closed")
+    else:
+        status = on_its_thread(arena, kind, base, bytes, error)
+    pthread_mutex_lock(&arena.lock)
+    arena.busy = False
+    pthread_cond_broadcast(&arena.changed)
+    pthread_mutex_unlock(&arena.lock)
+    return status
+
+
+cdef int on_its_thread(ArenaData *arena, JobKind kind, size_t base, size_t bytes, Error *error) noexcept nogil:
     cdef Job job
     cdef pthread_t thread
     job.arena, job.kind, job.base, job.bytes, job.status = arena, kind, base, bytes, OK
     job.error = error[0]
-    if arena.pid != getpid():
-        return outcome(error, REFUSED, REASON_CLOSED, "this process is a fork of the one that made the arena")
     if pthread_create(&thread, NULL, job_main, &job) != 0:
         return outcome(error, REFUSED, REASON_MEMORY, "no thread could be had")
     pthread_join(thread, NULL)
@@ -384,12 +419,19 @@ cdef void arena_stop(ArenaData *arena) noexcept nogil:
     joins = arena.has_grower
     arena.has_grower = False
     pthread_cond_broadcast(&arena.changed)
+    while arena.growing and not joins:      # another thread joins it
+        pthread_cond_wait(&arena.changed, &arena.lock)
     pthread_mutex_unlock(&arena.lock)
     if joins:
         pthread_join(arena.grower, NULL)
 
 
 cdef int arena_close(ArenaData *arena, Error *error) noexcept nogil:
+    return run(arena, JOB_CLOSE, 0, 0, error)
+
+
+cdef int close_alone(ArenaData *arena, Error *error) noexcept nogil:
+    """No other job is at work, nor is one let in before the end."""
     pthread_mutex_lock(&arena.lock)
     if arena.used > 0:
         error.found = arena.used
@@ -401,4 +443,4 @@ cdef int arena_close(ArenaData *arena, Error *error) noexcept nogil:
     if error.status != OK:
         return error.status
     arena_stop(arena)
-    return run(arena, JOB_CLOSE, 0, 0, error) if arena.n_pieces > 0 else OK
+    return on_its_thread(arena, JOB_CLOSE, 0, 0, error) if arena.n_pieces > 0 else OK

@@ -4,7 +4,8 @@ A piece is one registration; a copy may not cross two, so nothing that is taken 
 be: it is taken from the budget before CUDA is asked.
 
 `ArenaData.lock` guards everything that is not written once. No CUDA call is made while it is held, and no other lock is taken. What has
-a guard runs on a thread on which the arena's device is current.
+a guard runs on a thread on which the arena's device is current, one such job at a time (`busy`) beside the thread that grows; the last one,
+that gives everything back, has no growth beside it.
 """
 
 from libc.stdint cimport int32_t, int64_t
@@ -48,7 +49,8 @@ cdef struct ArenaData:
     size_t registered, offered, used    # bytes: registered by the arena; in pieces that are given out from; given out
     pthread_t grower
     bint has_grower, growing, stop
-    bint closing                # nothing is given out any more
+    bint busy                   # a thread attaches, registers, unregisters or closes: the next one waits for `changed`
+    bint closing                # nothing is given out or added any more
     Error refusal               # why it did not grow to its budget
 
 

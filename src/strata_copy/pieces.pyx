@@ -46,7 +46,9 @@ cdef int pieces_add(ArenaData *arena, size_t base, size_t bytes, int32_t kind, E
 
 cdef int pieces_attach(ArenaData *arena, size_t base, size_t bytes, const Guard *guard, Error *error) noexcept nogil:
     cdef size_t end = base + bytes, at = base, n = 0
-    cdef int status = OK
+    cdef int status = ends(base, bytes, error)
+    if status != OK:
+        return status
     if has_piece_in(arena, base, end):
         return outcome(error, REFUSED, REASON_OVERLAP, "a part of [%#zx, +%zu) belongs to the arena already", base, bytes)
     if foreign_end(base) != 0 or foreign_end(end - 1) != 0:
@@ -73,9 +75,9 @@ cdef int pieces_attach(ArenaData *arena, size_t base, size_t bytes, const Guard 
 
 
 cdef int pieces_register(ArenaData *arena, size_t base, size_t bytes, const Guard *guard, Error *error) noexcept nogil:
-    cdef int status
-    if foreign_end(base) >= base + bytes:
-        return OK
+    cdef int status = ends(base, bytes, error)
+    if status != OK or foreign_end(base) >= base + bytes:
+        return status
     status = budget_take_all(arena, base, bytes, error)
     if status != OK:
         return status
@@ -149,6 +151,13 @@ cdef Piece *pieces_copy(ArenaData *arena, int32_t *n) noexcept nogil:
 
 
 # ---- registrations
+
+cdef int ends(size_t base, size_t bytes, Error *error) noexcept nogil:
+    """Whether there is an address behind it, which whatever follows counts up to."""
+    if base + bytes > base:
+        return OK
+    return outcome(error, REFUSED, REASON_PLACE, "[%#zx, +%zu) is no memory: it is empty, or goes on beyond the last address", base, bytes)
+
 
 cdef bint has_piece_in(ArenaData *arena, size_t base, size_t end) noexcept nogil:
     cdef int32_t i
