@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,6 +78,17 @@ def test_a_part_follows_the_mark_that_it_names():
 def test_constants_and_running_state_have_one_unit_at_any_length():
     layout = sc.Layout([dataclasses.replace(K, name=rule, growth=sc.Growth(rule=rule)) for rule in ("const", "state")])
     assert [layout.units(i, [length]) for i in range(2) for length in (0, 7)] == [1, 1, 1, 1]
+
+
+def test_one_mark_may_be_given_as_a_number():
+    layout = with_growth(linear(q=4))
+    assert layout.units(0, 1000) == layout.units(0, [1000]) == layout.units(0, np.int64(1000)) == 250
+    assert layout.bytes_at(1000) == layout.bytes_at(np.array([1000])) == 250 * 16
+    with pytest.raises(ValueError, match="1 marks; the layout has 2: tokens, draft"):
+        with_growth(LINEAR, marks=("tokens", "draft")).bytes_at(1000)
+    for wrong in (True, 1.5, None):
+        with pytest.raises(TypeError):
+            layout.units(0, wrong)
 
 
 # ---- identity
@@ -196,6 +208,16 @@ GROWTH = 'growth = { rule = "linear" }\n'
         (f'[[parts]]\nname = "k"\nlayer = 3\n{GROWTH}', "part 'k' of layer 3 has no unit_bytes"),
         (f'[[parts]]\n{PART}growth = {{ rule = "linear", every = 2 }}\n', "growth of part 'k' of layer 0 has 'every'"),
         (f'[[parts]]\n{PART}{GROWTH}[[patches]]\nlayer = 0\npart = "k"\n', "patch 0 has no source"),
+        ('parts = ["k"]', "part 0 is 'k'; a table"),
+        ("parts = 1", "parts is 1; a list"),
+        (
+            'parts = [{ name = "k", layer = 0, unit_bytes = 8, growth = "linear" }]',
+            "growth of part 'k' .* is 'linear'",
+        ),
+        (f'marks = "tokens"\n[[parts]]\n{PART}{GROWTH}', "marks is 'tokens'; a list"),
+        (f"[[parts]]\n{PART}{GROWTH}shard = 1\n", "part 'k' of layer 0: shard is 1; a tuple"),
+        (f"[[parts]]\n{PART}{GROWTH}shard = [0, 1]\n", r"part 'k' of layer 0: shard is \(0, 1\); a tuple"),
+        (f"identity = 5\n[[parts]]\n{PART}{GROWTH}", "identity is 5; hexadecimal digits"),
         (f'identity = "qwen"\n[[parts]]\n{PART}{GROWTH}', "identity is 'qwen'; hexadecimal digits"),
     ],
 )
@@ -275,12 +297,70 @@ def refused_parts():
     yield {"growth": sc.Growth(rule="window", window=8, lo="mark")}, "window is 8; may be 0 to 0"
     yield {"growth": sc.Growth(rule="window", lo="mark", lo_mark=1)}, "lo_mark is 1; may be 0 to 0"
     yield {"growth": sc.Growth(rule="log")}, "growth 'log'"
+    for pair in ((), (0,), (0, 0), (0, 0, 1, 1), [0, 0, 1], "001", 5, None):
+        yield {"shard": pair}, f"shard is {pair!r}; a tuple (axis, index, count) is needed"
+    for pair in ((), (0,), (0, 1, 1), [0, 1], "01", 5, None):
+        yield {"replica": pair}, f"replica is {pair!r}; a tuple (index, count) is needed"
+    yield {"shard": (0, 1, 1)}, "shard index is 1; may be 0 to 0"
+    yield {"shard": (0, 0, "2")}, "shard count is '2'"
+    yield {"replica": (2, 2)}, "replica index is 2; may be 0 to 1"
+    yield {"replica": (0, None)}, "replica count is None"
+    for ceil in (-1, 0, 1, 2, 1.0, None, "", np.True_):
+        yield {"growth": linear(ceil=ceil)}, f"ceil is {ceil!r}; may be True or False"
+    yield {"growth": linear(cp_size="2")}, "cp_size is '2'"
+    yield {"name": 5}, "printable characters"
+    yield {"layer": "0"}, "layer is '0'; may be -1 to"
+
+
+# Equal to a whole number, but not written as one.
+UNLIKE = {"bool": bool, "float": float, "numpy": np.int64}
+NUMBERS = [("part", name) for name in ("layer", "unit_bytes", "rep", "order", "needed_by")] + [
+    ("growth", name)
+    for name in ("mark", "q", "extra", "shift", "settle", "window", "sinks", "lo_mark", "cp_size", "cp_rank")
+    + ("cp_interleave",)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("unlike", UNLIKE)
+@pytest.mark.parametrize(("of", "name"), NUMBERS)
+def test_what_is_equal_is_written_alike_or_refused(of, name, unlike):
+    """Else two layouts of equal values would have two fingerprints."""
+    value = getattr(K if of == "part" else LINEAR, name) or 0
+    other = UNLIKE[unlike](value)
+    fields = {name: other} if of == "part" else {"growth": dataclasses.replace(LINEAR, **{name: other})}
+    part = dataclasses.replace(K, **fields)
+    if unlike == "bool" and other != value:
+        return
+    with pytest.raises(ValueError, match=f"{name} is "):
+        sc.Layout([part])
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"marks": (1,)}, "marks, groups and format are strings"),
+        ({"groups": ("main", 1)}, "marks, groups and format are strings"),
+        ({"format": None}, "marks, groups and format are strings"),
+        ({"parts": ["k"]}, "'k' is no Part with a Growth"),
+        ({"parts": [dataclasses.replace(K, growth="linear")]}, "is no Part with a Growth"),
+        ({"patches": ["k"]}, "'k' is no Patch"),
+    ],
+)
+def test_values_of_another_type_are_refused(fields, says):
+    with pytest.raises(TypeError, match=says):
+        sc.Layout(**{"parts": [K], **fields})
+
+
+@pytest.mark.parametrize("layer", [False, 0.0])
+def test_the_layer_of_a_patch_is_an_int(layer):
+    with pytest.raises(ValueError, match=f"a patch of layer {layer}; an int is needed"):
+        sc.Layout([K, CONST], patches=[sc.Patch(layer=layer, part="k", source="c")])
 
 
 @pytest.mark.parametrize(("fields", "says"), list(refused_parts()))
 def test_a_part_without_meaning_is_refused_by_name(fields, says):
     part = dataclasses.replace(dataclasses.replace(K, layer=7), **fields)
-    where = "the session" if part.layer < 0 else f"layer {part.layer}"
+    where = "the session" if part.layer in (-1, -2) else f"layer {part.layer!r}"
     with pytest.raises(ValueError, match=re.escape(f"part {part.name!r} of {where}: ") + ".*" + re.escape(says)):
         sc.Layout([part], groups=("main",))
 

@@ -31,7 +31,7 @@ cdef class Layout:
     """
 
     def __init__(self, parts, *, marks=("tokens",), format="", identity=b"", patches=(), groups=None):
-        self.parts = tuple(parts)
+        self.parts = _parts(parts)
         if self.data != NULL:
             raise TypeError("a Layout is made once")
         if isinstance(marks, str) or not isinstance(identity, (bytes, bytearray, memoryview)):
@@ -85,20 +85,20 @@ cdef class Layout:
         raise KeyError(f"layer {layer} has no part {name!r}")
 
     def units(self, part, marks):
-        """Units that part number `part` has at `marks`."""
+        """Units that part number `part` has at `marks`, or at one mark."""
         cdef int64_t values[MAX_MARKS]
         _marks(self, marks, values)
         part = whole("part", part, 0, self.data.n_parts - 1)
         return units_at(&self.data.parts[<int32_t>part].growth, values)
 
     def bytes_at(self, marks):
-        """Bytes of a whole copy at `marks`."""
+        """Bytes of a whole copy at `marks`, or at one mark."""
         cdef int64_t values[MAX_MARKS]
         _marks(self, marks, values)
         return sum(_moved_at(&self.data.parts[<int32_t>i].growth, values) * part.unit_bytes * part.rep
                    for i, part in enumerate(self.parts))
 
-    def difference(self, Layout other):
+    def difference(self, Layout other not None):
         """What differs first between two layouts, in words, or "" where they are equal."""
         return _difference(self, other)
 
@@ -188,7 +188,7 @@ cdef int64_t _moved_at(const Growth *g, const int64_t *marks) noexcept nogil:
 
 cdef int _marks(Layout layout, marks, int64_t *values) except -1:
     layout_data(layout)
-    marks = tuple(marks)
+    marks = (marks,) if hasattr(marks, "__index__") and not hasattr(marks, "__len__") else tuple(marks)
     if len(marks) != len(layout.marks):
         raise ValueError(f"{len(marks)} marks; the layout has {len(layout.marks)}: {', '.join(layout.marks)}")
     for i, mark in enumerate(marks):
@@ -197,13 +197,23 @@ cdef int _marks(Layout layout, marks, int64_t *values) except -1:
 
 
 def _refuse(part, text):
-    where = "the session" if part.layer < 0 else f"layer {part.layer}"
+    where = "the session" if type(part.layer) is int and part.layer < 0 else f"layer {part.layer!r}"
     raise ValueError(f"part {part.name!r} of {where}: {text}")
 
 
+def _parts(parts):
+    parts = tuple(parts)
+    for part in parts:
+        if not isinstance(part, Part) or not isinstance(part.growth, GrowthValue):
+            raise TypeError(f"{part!r} is no Part with a Growth")
+    return parts
+
+
 def _check(layout):
+    """Besides, whatever two layouts that are equal say is of one type: 1 and True are written differently."""
     if not layout.parts:
         raise ValueError("a layout has at least one part")
+    _check_types(layout)
     if not 1 <= len(layout.marks) <= MAX_MARKS or len(set(layout.marks)) != len(layout.marks):
         raise ValueError(f"{len(layout.marks)} marks; a layout has 1 to {MAX_MARKS}, each once: {layout.marks}")
     if len(layout.groups) > MAX_GROUPS or len(set(layout.groups)) != len(layout.groups):
@@ -231,6 +241,17 @@ def _check(layout):
         patched.add((patch.layer, patch.part))
 
 
+def _check_types(layout):
+    for names in (layout.marks, layout.groups, (layout.format,)):
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError(f"marks, groups and format are strings, not {names!r}")
+    for patch in layout.patches:
+        if not isinstance(patch, Patch):
+            raise TypeError(f"{patch!r} is no Patch")
+        if type(patch.layer) is not int:
+            raise ValueError(f"a patch of layer {patch.layer!r}; an int is needed")
+
+
 def _part_index(layout, patch, name):
     for i, part in enumerate(layout.parts):
         if part.layer == patch.layer and part.name == name:
@@ -240,18 +261,7 @@ def _part_index(layout, patch, name):
 
 def _check_part(layout, part):
     g = part.growth
-    ranges = {
-        "layer": (part.layer, -1, MAX_LAYERS - 1), "unit_bytes": (part.unit_bytes, 1, 1 << 40), "rep": (part.rep, 1, 1 << 24),
-        "needed_by": (_needed_by(part), 0, MAX_LAYERS - 1), "order": (part.order, -INT32_MAX, INT32_MAX),
-        "mark": (g.mark, 0, len(layout.marks) - 1), "q": (g.q, 1, INT32_MAX), "extra": (g.extra, 0, INT32_MAX),
-        "shift": (g.shift, -INT32_MAX, INT32_MAX), "settle": (g.settle, 0, INT32_MAX),
-        "cp_size": (g.cp_size, 1, 1 << 15), "cp_rank": (g.cp_rank, 0, g.cp_size - 1),
-        "cp_interleave": (g.cp_interleave, 1, 1 << 15),
-        "shard axis": (part.shard[0], 0, INT32_MAX), "shard count": (part.shard[2], 1, INT32_MAX),
-        "shard index": (part.shard[1], 0, part.shard[2] - 1), "replica count": (part.replica[1], 1, INT32_MAX),
-        "replica index": (part.replica[0], 0, part.replica[1] - 1),
-    }
-    if not part.name or not part.name.isprintable():
+    if not isinstance(part.name, str) or not part.name or not part.name.isprintable():
         _refuse(part, "has no name of printable characters")
     if g.rule not in RULES or g.lo not in LOWS:
         _refuse(part, f"growth {g.rule!r}, lo {g.lo!r}; may be {', '.join(RULES)} and {', '.join(LOWS)}")
@@ -259,14 +269,41 @@ def _check_part(layout, part):
         _refuse(part, "a window begins at the last tokens, at a chunk or at a mark: lo is 'last', 'chunk' or 'mark'")
     if g.rule != "window" and (g.window, g.sinks, g.lo, g.lo_mark) != (0, 0, "zero", 0):
         _refuse(part, "window, sinks, lo and lo_mark belong to window growth")
-    ranges["window"] = (g.window, 1 if g.lo in ("last", "chunk") else 0, INT32_MAX if g.lo in ("last", "chunk") else 0)
-    ranges["sinks"] = (g.sinks, 0, INT32_MAX)
-    ranges["lo_mark"] = (g.lo_mark, 0, len(layout.marks) - 1 if g.lo == "mark" else 0)
-    for name, (value, low, high) in ranges.items():
+    if type(g.ceil) is not bool:
+        _refuse(part, f"ceil is {g.ceil!r}; may be True or False")
+    for name, value, low, high in _ranges(layout, part):
         if type(value) is not int or not low <= value <= high:
             _refuse(part, f"{name} is {value!r}; may be {low} to {high}")
     if part.group not in layout.groups:
         _refuse(part, f"group {part.group!r} is none of {layout.groups}")
+
+
+def _ranges(layout, part):
+    """(name, value, lowest, highest) of each number. Those that the range of another one is made of come before it."""
+    g = part.growth
+    tokens = g.lo in ("last", "chunk")
+    axis, index, count = _numbers(part, "shard", ("axis", "index", "count"))
+    copy, copies = _numbers(part, "replica", ("index", "count"))
+    yield from (
+        ("layer", part.layer, -1, MAX_LAYERS - 1), ("unit_bytes", part.unit_bytes, 1, 1 << 40), ("rep", part.rep, 1, 1 << 24),
+        ("order", part.order, -INT32_MAX, INT32_MAX), ("mark", g.mark, 0, len(layout.marks) - 1), ("q", g.q, 1, INT32_MAX),
+        ("extra", g.extra, 0, INT32_MAX), ("shift", g.shift, -INT32_MAX, INT32_MAX), ("settle", g.settle, 0, INT32_MAX),
+        ("cp_size", g.cp_size, 1, 1 << 15), ("cp_interleave", g.cp_interleave, 1, 1 << 15),
+        ("window", g.window, 1 if tokens else 0, INT32_MAX if tokens else 0), ("sinks", g.sinks, 0, INT32_MAX),
+        ("lo_mark", g.lo_mark, 0, len(layout.marks) - 1 if g.lo == "mark" else 0),
+        ("shard axis", axis, 0, INT32_MAX), ("shard count", count, 1, INT32_MAX), ("replica count", copies, 1, INT32_MAX),
+    )
+    yield "needed_by", _needed_by(part), 0, MAX_LAYERS - 1
+    yield "cp_rank", g.cp_rank, 0, g.cp_size - 1
+    yield "shard index", index, 0, count - 1
+    yield "replica index", copy, 0, copies - 1
+
+
+def _numbers(part, field, names):
+    value = getattr(part, field)
+    if not isinstance(value, tuple) or len(value) != len(names):
+        _refuse(part, f"{field} is {value!r}; a tuple ({', '.join(names)}) is needed")
+    return value
 
 
 def _needed_by(part):
@@ -290,24 +327,20 @@ def _encode(layout):
 
 def _decoded(fields):
     """The arguments of Layout from the fields of an encoding or a TOML file."""
+    _check_table("the layout", fields)
     encoding = fields.get("encoding", ENCODING)
     if encoding != ENCODING:
         raise ValueError(f"layout encoding {encoding}; this release reads {ENCODING}")
     _check_keys("the layout", fields, ("encoding", "parts", "marks", "format", "identity", "patches", "groups"))
-    parts = []
-    for i, part in enumerate(fields.get("parts", ())):
-        where = f"part {part.get('name', i)!r} of layer {part.get('layer', '?')}"
-        part = {**part, "growth": _of_fields(GrowthValue, f"the growth of {where}", part.get("growth", {}))}
-        for pair in ("shard", "replica"):
-            if pair in part:
-                part[pair] = tuple(part[pair])
-        parts.append(_of_fields(Part, where, part))
+    for name in ("parts", "marks", "patches", "groups"):
+        if not isinstance(fields.get(name, []), list):
+            raise ValueError(f"{name} is {fields[name]!r}; a list is needed")
     try:
         identity = bytes.fromhex(fields.get("identity", ""))
-    except ValueError:
+    except (ValueError, TypeError):
         raise ValueError(f"identity is {fields['identity']!r}; hexadecimal digits are needed") from None
     return {
-        "parts": parts,
+        "parts": [_part_of_fields(i, part) for i, part in enumerate(fields.get("parts", ()))],
         "marks": tuple(fields.get("marks", ("tokens",))),
         "format": fields.get("format", ""),
         "identity": identity,
@@ -316,13 +349,27 @@ def _decoded(fields):
     }
 
 
+def _part_of_fields(i, fields):
+    _check_table(f"part {i}", fields)
+    where = f"part {fields.get('name', i)!r} of layer {fields.get('layer', '?')}"
+    pairs = {pair: tuple(fields[pair]) for pair in ("shard", "replica") if isinstance(fields.get(pair), list)}
+    growth = _of_fields(GrowthValue, f"the growth of {where}", fields.get("growth", {}))
+    return _of_fields(Part, where, {**fields, **pairs, "growth": growth})
+
+
 def _of_fields(kind, where, fields):
+    _check_table(where, fields)
     _check_keys(where, fields, [field.name for field in dataclasses.fields(kind)])
     missing = [field.name for field in dataclasses.fields(kind)
                if field.default is field.default_factory is dataclasses.MISSING and field.name not in fields]
     if missing:
         raise ValueError(f"{where} has no {', '.join(missing)}")
     return kind(**fields)
+
+
+def _check_table(where, fields):
+    if not isinstance(fields, dict):
+        raise ValueError(f"{where} is {fields!r}; a table of named values is needed")
 
 
 def _check_keys(where, fields, allowed):
@@ -365,7 +412,7 @@ def _short(identity):
 
 
 cdef LayoutData *_build(Layout layout) except NULL:
-    cdef int32_t n = len(layout.parts), i, layer
+    cdef int32_t n = len(layout.parts), n_layers = 1 + max(max(part.layer, _needed_by(part)) for part in layout.parts)
     cdef LayoutData *data = <LayoutData *>calloc(1, sizeof(LayoutData))
     if data == NULL:
         raise MemoryError
@@ -374,7 +421,7 @@ cdef LayoutData *_build(Layout layout) except NULL:
     data.n_marks = len(layout.marks)
     data.n_groups = len(layout.groups)
     data.n_patches = len(layout.patches)
-    data.n_layers = 1 + max(max(part.layer, _needed_by(part)) for part in layout.parts)
+    data.n_layers = n_layers
     data.parts = <PartSpec *>calloc(n, sizeof(PartSpec))
     data.patches = <PatchData *>calloc(data.n_patches + 1, sizeof(PatchData))
     data.patch_of = <int32_t *>calloc(n, sizeof(int32_t))
@@ -383,7 +430,16 @@ cdef LayoutData *_build(Layout layout) except NULL:
     if data.parts == NULL or data.patches == NULL or data.patch_of == NULL or data.order == NULL or data.first == NULL:
         layout_drop(data)
         raise MemoryError
+    try:
+        _fill(layout, data)
+    except BaseException:
+        layout_drop(data)
+        raise
+    return data
 
+
+cdef int _fill(Layout layout, LayoutData *data) except -1:
+    cdef int32_t i, layer
     for i, part in enumerate(layout.parts):
         _build_part(layout, part, &data.parts[i])
         data.patch_of[i] = -1
@@ -393,7 +449,7 @@ cdef LayoutData *_build(Layout layout) except NULL:
         data.patch_of[data.patches[i].part] = i
 
     # Layer by layer; in a layer the session's parts that it needs, then by `order`, then as they were listed.
-    order = sorted(range(n), key=lambda i: (_needed_by(layout.parts[i]), layout.parts[i].layer, layout.parts[i].order, i))
+    order = sorted(range(data.n_parts), key=lambda i: (_needed_by(layout.parts[i]), layout.parts[i].layer, layout.parts[i].order, i))
     for i, part_index in enumerate(order):
         data.order[i] = part_index
         data.first[<int32_t>_needed_by(layout.parts[part_index]) + 1] += 1
@@ -402,7 +458,7 @@ cdef LayoutData *_build(Layout layout) except NULL:
 
     digest = hashlib.blake2b(layout._encoded, digest_size=32).digest()
     memcpy(data.fingerprint, <char *>digest, 32)
-    return data
+    return 0
 
 
 cdef int _build_part(Layout layout, part, PartSpec *spec) except -1:
