@@ -576,3 +576,38 @@ def test_a_submit_inside_a_host_function_is_refused(scene):
     assert set(host_table.host.violations()) >= {f"{refused[0].call}: called inside a host function"}
     scene.copier.close()
     host_table.host.configure()
+
+
+# ---- what is said
+
+
+def refusals_of(name, copier):
+    """What is said of parts of this name: of a state, and of a plan."""
+    linear = sc.Part(name=name, layer=1000, unit_bytes=16, growth=sc.Growth.linear())
+    other = dataclasses.replace(linear, name=name + name, layer=1001)
+    one, two = sc.Layout([linear]), sc.Layout([linear, other])
+    base = runtime.malloc(4096)
+    place = sc.Place(base=base, units=8)
+    refused = []
+
+    def said(call):
+        with pytest.raises(sc.Refused) as caught:
+            call()
+        refused.append(str(caught.value))
+
+    said(lambda: sc.State(one, [dataclasses.replace(place, base=0)]))
+    said(lambda: sc.State(one, [dataclasses.replace(place, kind="pinned")]))
+    said(lambda: sc.State(one, [dataclasses.replace(place, stride=8)]))
+    said(lambda: sc.State(two, [place, place]))
+    states = [sc.State(one, [dataclasses.replace(place, base=base + at)]) for at in (0, 1024)]
+    said(lambda: copier.submit(*states, upto=9, after=SYNCED))
+    said(lambda: copier.submit(*states, upto=8, src_bank=1, after=SYNCED))
+    runtime.free(base)
+    return [text.replace(hex(base), "base").replace(hex(base + 128), "end") for text in refused]
+
+
+def test_what_is_wrong_is_said_of_a_part_with_a_long_name_too(copier):
+    """There is room for 191 letters, of which the name may take 32."""
+    usual, long_ = refusals_of("k" * 32, copier), refusals_of("k" * 3000, copier)
+    assert len(set(usual)) == 6
+    assert long_ == usual

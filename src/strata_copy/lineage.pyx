@@ -199,17 +199,17 @@ cdef int check_rewind(const Lineage *lineage, const LayoutData *layout, int32_t 
             if lineage.stamps[b].epoch != 0 and lineage.stamps[b].at == mark:
                 error.part = error.layer = -1
                 return OK
-        return outcome(error, REFUSED, REASON_BANK, "part '%s' of layer %d has no running state at mark %ld, live or in a bank", part.name,
-                       part.layer, mark)
+        return outcome(error, REFUSED, REASON_BANK, "part '%.32s' of layer %d has no running state at mark %ld, live or in a bank",
+                       part.name, part.layer, mark)
     error.found = end_of(&lineage.tracks[lineage.track_of[i]]) if lineage.track_of[i] >= 0 else 0
     if error.found < mark:
-        return outcome(error, REFUSED, REASON_MARK, "part '%s' of layer %d is known up to mark %ld, not %ld", part.name, part.layer,
+        return outcome(error, REFUSED, REASON_MARK, "part '%.32s' of layer %d is known up to mark %ld, not %ld", part.name, part.layer,
                        error.found, mark)
     first, held = max(live_at(&part.growth, marks), <int64_t>part.growth.sinks), first_held(lineage, layout, i)
     if first < min(held, units_at(&part.growth, marks)):
         error.wanted, error.found = first, held
-        return outcome(error, REFUSED, REASON_MARK, "part '%s' of layer %d needs its units from %ld on at mark %ld; those before %ld are "
-                       "lost", part.name, part.layer, first, mark, held)
+        return outcome(error, REFUSED, REASON_MARK, "part '%.32s' of layer %d needs its units from %ld on at mark %ld; those before %ld "
+                       "are lost", part.name, part.layer, first, mark, held)
     error.part = error.layer = -1
     return OK
 

@@ -339,7 +339,7 @@ cdef int check_bank(const StateData *state, int32_t i, const int64_t *banks, con
     if 0 <= bank < state.places[i].banks:
         return OK
     error.wanted, error.found = bank, state.places[i].banks
-    return outcome(error, REFUSED, REASON_BANK, "part '%s' of layer %d: %s bank %ld asked, the place has %ld", part.name, part.layer,
+    return outcome(error, REFUSED, REASON_BANK, "part '%.32s' of layer %d: %s bank %ld asked, the place has %ld", part.name, part.layer,
                    side, bank, error.found)
 
 
@@ -368,7 +368,7 @@ cdef int check_capacity(const StateData *state, int32_t i, const Units *units, c
     if needed <= room:
         return OK
     error.wanted, error.found = needed, room
-    return outcome(error, REFUSED, REASON_CAPACITY, "part '%s' of layer %d: %ld units needed, the %s has %ld%s", part.name, part.layer,
+    return outcome(error, REFUSED, REASON_CAPACITY, "part '%.32s' of layer %d: %ld units needed, the %s has %ld%s", part.name, part.layer,
                    needed, side, room, " in its ring" if place.ring > 0 else "")
 
 
@@ -411,26 +411,26 @@ cdef int choose_routes(PlanData *plan, const int32_t *source_of_group, Error *er
             part.device = max(to.device, from_.device)      # -1: the copier's first
         if part.route == ROUTE_HOST and not (one_address(from_) and one_address(to)):
             error.part, error.layer = i, layout.parts[i].layer
-            return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d goes between pageable and pinned memory that devices "
-                           "use by another address, which is not done by this release", layout.parts[i].name, layout.parts[i].layer)
+            return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%.32s' of layer %d goes between pageable and pinned memory that "
+                           "devices use by another address, which is not done by this release", layout.parts[i].name, layout.parts[i].layer)
         if layout.patch_of[i] >= 0:
             from_ = &part.source.places[layout.patches[layout.patch_of[i]].source_part]
             if from_.kind == DEVICE and (part.route == ROUTE_STAGE or part.route == ROUTE_HOST):
                 error.part, error.layer = i, layout.parts[i].layer
-                return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d comes from or goes to pageable memory, its patch "
-                               "from a device, which is not done by this release", layout.parts[i].name, layout.parts[i].layer)
+                return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%.32s' of layer %d comes from or goes to pageable memory, its "
+                               "patch from a device, which is not done by this release", layout.parts[i].name, layout.parts[i].layer)
             if (part.route == ROUTE_STAGE or part.route == ROUTE_HOST) and not one_address(from_):
                 error.part, error.layer = i, layout.parts[i].layer
-                return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d comes from or goes to pageable memory, its patch "
-                               "from pinned memory that devices use by another address, which is not done by this release",
+                return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%.32s' of layer %d comes from or goes to pageable memory, its "
+                               "patch from pinned memory that devices use by another address, which is not done by this release",
                                layout.parts[i].name, layout.parts[i].layer)
             if part.route == ROUTE_PEER and from_.kind != DEVICE:
                 error.part, error.layer = i, layout.parts[i].layer
-                return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d goes from device to device, its patch comes "
+                return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%.32s' of layer %d goes from device to device, its patch comes "
                                "from host memory, which is not done by this release", layout.parts[i].name, layout.parts[i].layer)
             if from_.kind == DEVICE and from_.device != part.device:
                 error.part, error.layer, error.wanted, error.found = i, layout.parts[i].layer, part.device, from_.device
-                return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d: its patch comes from device %d, it goes over "
+                return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%.32s' of layer %d: its patch comes from device %d, it goes over "
                                "device %d, which is not done by this release", layout.parts[i].name, layout.parts[i].layer, from_.device,
                                part.device)
     return OK

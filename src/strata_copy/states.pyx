@@ -93,7 +93,7 @@ cdef int check_apart(const StateData *a, const StateData *b, Error *error) noexc
             error.layer = a.layout.parts[x.part].layer
             error.wanted, error.found = <int64_t>x.start, <int64_t>y.start
             return outcome(error, REFUSED, REASON_OVERLAP,
-                           "part '%s' of layer %d shares bytes with '%s' of layer %d: [%#zx, %#zx) and [%#zx, %#zx)",
+                           "part '%.32s' of layer %d shares bytes with '%.32s' of layer %d: [%#zx, %#zx) and [%#zx, %#zx)",
                            a.layout.parts[x.part].name, a.layout.parts[x.part].layer,
                            b.layout.parts[y.part].name, b.layout.parts[y.part].layer, x.start, x.end, y.start, y.end)
     return OK
@@ -227,19 +227,19 @@ cdef int check_place(StateData *state, int32_t i, const Guard *guard, Error *err
     cdef size_t start = <size_t>place.base
     cdef int status
     if place.ring < 0 or place.page_group != -1:
-        return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d: rolled rows and pages are not done by this release",
+        return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%.32s' of layer %d: rolled rows and pages are not done by this release",
                        part.name, part.layer)
     if place.ring > 0 and (part.growth.rule == CONST or part.growth.rule == STATE or part.growth.sinks > place.units - place.ring):
         error.wanted, error.found = part.growth.sinks + place.ring, place.units
-        return outcome(error, REFUSED, REASON_PLACE, "part '%s' of layer %d: a ring of %ld units behind %d sinks; the place has %ld, and "
-                       "only parts that grow lie in rings", part.name, part.layer, place.ring, part.growth.sinks, place.units)
+        return outcome(error, REFUSED, REASON_PLACE, "part '%.32s' of layer %d: a ring of %ld units behind %d sinks; the place has %ld, "
+                       "and only parts that grow lie in rings", part.name, part.layer, place.ring, part.growth.sinks, place.units)
     if bytes < 0:
         error.wanted, error.found = part.growth.unit_bytes, place.stride
-        return outcome(error, REFUSED, REASON_PLACE, "part '%s' of layer %d: units %ld, stride %ld, rep_stride %ld, banks %ld, "
+        return outcome(error, REFUSED, REASON_PLACE, "part '%.32s' of layer %d: units %ld, stride %ld, rep_stride %ld, banks %ld, "
                        "bank_stride %ld do not hold %ld runs of %ld bytes side by side", part.name, part.layer, place.units,
                        place.stride, place.rep_stride, place.banks, place.bank_stride, part.rep, part.growth.unit_bytes)
     if place.units > 0 and (start == 0 or start + <size_t>bytes < start):
-        return outcome(error, REFUSED, REASON_PLACE, "part '%s' of layer %d: no memory at %#zx", part.name, part.layer, start)
+        return outcome(error, REFUSED, REASON_PLACE, "part '%.32s' of layer %d: no memory at %#zx", part.name, part.layer, start)
     state.extremes[i].start, state.extremes[i].end, state.extremes[i].part = start, start + bytes, i
     if bytes == 0:
         return OK
@@ -286,7 +286,7 @@ cdef int check_memory(const PlaceSpec *place, const PartSpec *part, size_t at, s
         return OK
     error.wanted, error.found = wanted, found.type
     return outcome(error, REFUSED, REASON_PLACE,
-                   "part '%s' of layer %d: byte %zu should be %s memory of device %d, CUDA says %s of device %d", part.name, part.layer,
+                   "part '%.32s' of layer %d: byte %zu should be %s memory of device %d, CUDA says %s of device %d", part.name, part.layer,
                    at - start, kind_name(place.kind), place.device, memory_name(found.type), found.device)
 
 
@@ -303,7 +303,7 @@ cdef int check_piece(StateData *state, int32_t i, size_t start, int64_t bytes, E
     if state.places[i].kind == DEVICE:      # mapped from several allocations: one address range for every copy
         return OK
     error.wanted, error.found = bytes, <int64_t>(<size_t>piece + size - start)
-    return outcome(error, REFUSED, REASON_PLACE, "part '%s' of layer %d: %ld bytes of pinned memory, but the registration that "
+    return outcome(error, REFUSED, REASON_PLACE, "part '%.32s' of layer %d: %ld bytes of pinned memory, but the registration that "
                    "holds them ends after %ld", state.layout.parts[i].name, state.layout.parts[i].layer, error.wanted, error.found)
 
 

@@ -347,7 +347,7 @@ cdef int find_way(const CopierData *copier, PartRoute *part, const LayoutData *l
     if part.device_number < 0 or (part.other >= 0 and part.other_number < 0):
         error.part, error.layer, error.device = i, layout.parts[i].layer, part.device if part.device_number < 0 else part.other
         return outcome(error, REFUSED, REASON_PLACE,
-                       "part '%s' of layer %d is on device %d, which the copier has not open: name it in `devices`",
+                       "part '%.32s' of layer %d is on device %d, which the copier has not open: name it in `devices`",
                        layout.parts[i].name, layout.parts[i].layer, error.device)
     if part.route == ROUTE_PEER and copier.devices[part.device_number].links[part.other_number] == LINK_RELAY:
         part.route = ROUTE_RELAY
@@ -357,12 +357,12 @@ cdef int find_way(const CopierData *copier, PartRoute *part, const LayoutData *l
     part.lane = lane_of(part)
     if part.route == ROUTE_RING and device.ring.slots == 0:
         error.part, error.layer, error.device = i, layout.parts[i].layer, part.device
-        return outcome(error, REFUSED, REASON_CAPACITY, "part '%s' of layer %d goes from pinned to pinned memory, through a ring on "
+        return outcome(error, REFUSED, REASON_CAPACITY, "part '%.32s' of layer %d goes from pinned to pinned memory, through a ring on "
                        "device %d; the copier was opened with device_memory=0", layout.parts[i].name, layout.parts[i].layer,
                        part.device)
     if is_staged(part.route) and device.staging.slots == 0:
         error.part, error.layer, error.device = i, layout.parts[i].layer, part.device
-        return outcome(error, REFUSED, REASON_CAPACITY, "part '%s' of layer %d comes from or goes to pageable memory, in chunks that "
+        return outcome(error, REFUSED, REASON_CAPACITY, "part '%.32s' of layer %d comes from or goes to pageable memory, in chunks that "
                        "device %d has; the copier was opened with pinned_memory=0", layout.parts[i].name, layout.parts[i].layer,
                        part.device)
     return OK
