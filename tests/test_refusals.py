@@ -323,6 +323,16 @@ def with_place(scene, layer, name, **fields):
     sc.State(LAYOUT, places)
 
 
+@case(None, "ring is 1180591620717411303424; may be")
+def a_ring_beyond_64_bits(scene):
+    with_place(scene, 1, "v", ring=1 << 70)
+
+
+@case(None, "page_group is True; a whole number is needed")
+def a_page_group_that_is_a_bool(scene):
+    with_place(scene, 1, "v", page_group=True)
+
+
 @case("place", "should be pinned memory of device 0, CUDA says device memory of device 0")
 def device_memory_said_to_be_pinned(scene):
     with_place(scene, 1, "v", kind="pinned")

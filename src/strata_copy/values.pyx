@@ -1,6 +1,6 @@
 """From Python's values to C's. Declared in values.pxd."""
 
-from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, int32_t, int64_t, uint32_t, uint64_t
 
 from strata_copy.abi cimport (
     CALLER_SYNCED, DEVICE, FEED, QUEUE_ALL, WAIT_EVENT, WAIT_STREAM, Hook, PartSpec, PlaceSpec, Wait, request_new,
@@ -26,8 +26,10 @@ cdef int fill_place(place, const PartSpec *part, PlaceSpec *spec) except -1:
     spec.rep_stride = whole("rep_stride", place.rep_stride, 0, INT64_MAX) or product(spec.units, spec.stride)
     spec.banks = whole("banks", place.banks, 1, INT64_MAX)
     spec.bank_stride = whole("bank_stride", place.bank_stride, 0, INT64_MAX) or product(part.rep, spec.rep_stride)
-    spec.ring, spec.page_group = place.ring, place.page_group
-    spec.page_units, spec.page_stride = place.page_units, place.page_stride
+    spec.ring = whole("ring", place.ring, INT64_MIN, INT64_MAX)
+    spec.page_group = whole("page_group", place.page_group, INT32_MIN, INT32_MAX)
+    spec.page_units = whole("page_units", place.page_units, INT64_MIN, INT64_MAX)
+    spec.page_stride = whole("page_stride", place.page_stride, INT64_MIN, INT64_MAX)
     return 0
 
 
