@@ -22,10 +22,13 @@ cimport strata_copy.abi as abi
 from strata_copy.abi cimport AGAIN, API_VERSION, FAILED, OK, REASON_CLOSED, REASON_LAYOUT, REASON_PLACE, REASON_UNSUPPORTED, REFUSED, Error
 from strata_copy.arena cimport Arena, arena_data
 from strata_copy.atomics cimport load_i32, load_u64
+from strata_copy.checks cimport check_states_now
 from strata_copy.copier cimport Opening, the_copier
 from strata_copy.cudart cimport clear, observed, outcome, published, require_runtime
 from strata_copy.hooks cimport in_hook, of_hook
-from strata_copy.images cimport MAX_IMAGE_BANKS, ImageData, image_discard, image_new
+from strata_copy.images cimport (
+    MAX_IMAGE_BANKS, Blob, ImageData, blob_drop, image_discard, image_marks, image_new, image_shown,
+)
 from strata_copy.images cimport image_blob as set_blob, image_publish as show_image, image_reserve as make_room
 from strata_copy.lineage cimport (
     Known, Lineage, Track, give_words, lineage_advanced, lineage_dirty, lineage_rewindable, lineage_rewound, take_words,
@@ -235,8 +238,8 @@ cdef class State:
             raise_error(&error)
 
     def reset(self):
-        """The content starts anew: valid again after a failed copy, with a new generation and nothing known of it. Raises Refused while a
-        ticket uses it."""
+        """The content starts anew: valid again after a failed copy, with a new generation and nothing known of it; an image has no blob
+        then, neither published nor set. Raises Refused while a ticket uses it, and for an image that was discarded."""
         cdef Error error
         cdef StateData *data = state_data(self)
         cdef int status
@@ -330,9 +333,14 @@ cdef class Image(State):
 
     @property
     def marks(self):
-        """The marks up to which it may be copied from, or None where it is not published."""
-        cdef const ImageData *image = <const ImageData *>state_data(self).image
-        return tuple(image.marks[m] for m in range(len(self.layout.marks))) if self.published else None
+        """The marks up to which it may be copied from, or None where it is not published. Where groups that share a mark were copied to
+        different lengths, it is the least of them."""
+        cdef StateData *data = state_data(self)
+        cdef int64_t values[MAX_MARKS]
+        cdef bint visible
+        with nogil:
+            visible = image_marks(data, values)
+        return tuple(values[m] for m in range(len(self.layout.marks))) if visible else None
 
     @property
     def bytes(self):
@@ -342,16 +350,28 @@ cdef class Image(State):
     @property
     def blob(self):
         """What was published with the rows, as bytes: token ids, and whatever the engine wants with them. Setting it, to anything that has
-        bytes (bytes, an array), is for the next `publish`."""
-        cdef const ImageData *image = <const ImageData *>state_data(self).image
-        return image.blob.bytes[:image.blob.n] if image.blob.bytes != NULL else b""
+        bytes (bytes, an array), is for the next `publish`. A `reset` drops both."""
+        cdef StateData *data = state_data(self)
+        cdef Blob *blob
+        with nogil:
+            blob = image_shown(data)
+        try:
+            return blob.bytes[:blob.n] if blob != NULL else b""
+        finally:
+            blob_drop(blob)
 
     @blob.setter
     def blob(self, value):
         cdef Error error
+        cdef StateData *data = state_data(self)
         cdef bytes copied = memoryview(value).tobytes()
+        cdef const char *first = copied
+        cdef size_t n = len(copied)
+        cdef int status
         clear(&error)
-        if set_blob(state_data(self), <const char *>copied, len(copied), &error) != OK:
+        with nogil:
+            status = set_blob(data, first, n, &error)
+        if status != OK:
             raise_error(&error)
 
 
@@ -581,6 +601,7 @@ cdef class Plan:
         cdef int64_t bytes = 0
         cdef int32_t layer, k, i
         cdef const LayoutData *layout = plan_data(self).target.layout
+        cdef int status
         cdef Units *units
         cdef Emission emission
         cdef Known known
@@ -591,7 +612,9 @@ cdef class Plan:
             raise MemoryError
         try:
             clear(&error)
-            if units_to_move(self.data, &values.request, units, &bytes, &known, &error) != OK:
+            with nogil:
+                status = check_states_now(self.data, &values.request, &error)
+            if status != OK or units_to_move(self.data, &values.request, units, &bytes, &known, &error) != OK:
                 raise_error(&error)
             emission.take, emission.sink, emission.pending.rows = collect, <void *>found, 0
             for i in range(self.data.n_bundles):

@@ -5,7 +5,7 @@ The marks, banks and capacities of a request are checked with the plan (plan.pyx
 
 from libc.stdint cimport int32_t, uint64_t
 
-from strata_copy.abi cimport Error
+from strata_copy.abi cimport Error, Request
 from strata_copy.lanes cimport CopierData
 from strata_copy.plan cimport PlanData
 from strata_copy.submit cimport Submission
@@ -16,6 +16,8 @@ cdef int check_open(const CopierData *copier, uint64_t number, Error *error) noe
 # POISONED where a device of the plan failed before: it is not called any more.
 cdef int check_devices(Submission *s) noexcept nogil
 cdef int check_plan_now(Submission *s) noexcept nogil
+# The same of a request that nobody submits.
+cdef int check_states_now(const PlanData *plan, const Request *request, Error *error) noexcept nogil
 cdef int check_waits(Submission *s) noexcept nogil
 
 cdef bint uses_device(const PlanData *plan, int32_t device) noexcept nogil

@@ -7,12 +7,15 @@ from strata_copy.abi cimport (
     REASON_INVALID, REASON_ORDER, REASON_REQUEST, REASON_STREAM, REFUSED, WAIT_EVENT, WAIT_STREAM, Error, Request, Wait,
 )
 from strata_copy.atomics cimport load_i32, load_u64
+from strata_copy.copier cimport the_tables
 from strata_copy.cudart cimport cudaErrorCapturedEvent, cuda_failed, outcome, rt
+from strata_copy.hooks cimport in_hook
 from strata_copy.images cimport image_readable, image_writable
 from strata_copy.lanes cimport MAX_AFTER, OPEN, CopierData, Slot, device_index
 from strata_copy.plan cimport PlanData, units_to_move
 from strata_copy.states cimport StateData, slot_of
 from strata_copy.submit cimport Submission
+from strata_copy.system cimport pthread_mutex_lock, pthread_mutex_unlock
 from strata_copy.tickets cimport check_not_capturing, check_not_default
 
 
@@ -45,28 +48,45 @@ cdef bint waits_on_device(const Request *request, int32_t device) noexcept nogil
 
 
 cdef int check_plan_now(Submission *s) noexcept nogil:
-    """What may have changed since the plan was made: validity and generations."""
-    cdef StateData *target = s.plan.target
-    cdef int32_t i
     if s.request.size != sizeof(Request):
         return units_to_move(s.plan, s.request, s.copier.units, NULL, &s.known, s.error)      # says what is wrong with it
-    for i in range(s.plan.n_sources):
-        if load_i32(&s.plan.sources[i].invalid):
-            return outcome(s.error, REFUSED, REASON_INVALID, "source %d is INVALID: its last copy failed and it was not reset", i)
-        if will_be_invalid(s.copier, s.plan.sources[i]):
-            return outcome(s.error, REFUSED, REASON_INVALID, "source %d: a copy into it was cut short, at whose end it is INVALID: "
-                           "reset it then", i)
-        if s.plan.sources[i].image != NULL and image_readable(s.plan.sources[i], s.request, s.error) != OK:
+    return check_states(s.copier, s.plan, s.request, s.error)
+
+
+cdef int check_states_now(const PlanData *plan, const Request *request, Error *error) noexcept nogil:
+    cdef CopierData *copier = the_tables()
+    cdef int status
+    if in_hook():       # which holds the lock
+        return check_states(copier, plan, request, error)
+    pthread_mutex_lock(&copier.lock)
+    status = check_states(copier, plan, request, error)
+    pthread_mutex_unlock(&copier.lock)
+    return status
+
+
+cdef int check_states(const CopierData *copier, const PlanData *plan, const Request *request, Error *error) noexcept nogil:
+    """What may have changed since the plan was made: validity and generations."""
+    cdef const StateData *target = plan.target
+    cdef const StateData *source
+    cdef int32_t i
+    for i in range(plan.n_sources):
+        source = plan.sources[i]
+        if load_i32(&source.invalid):
+            return outcome(error, REFUSED, REASON_INVALID, "source %d is INVALID: its last copy failed and it was not reset", i)
+        if will_be_invalid(copier, source):
+            return outcome(error, REFUSED, REASON_INVALID, "source %d: a copy into it was cut short, at whose end it is INVALID: reset it "
+                           "then", i)
+        if source.image != NULL and image_readable(source, plan, request, error) != OK:
             return REFUSED
-        if s.request.src_generation != 0 and s.request.src_generation != load_u64(&s.plan.sources[i].generation):
-            return wrong_generation(s, "source", s.request.src_generation, load_u64(&s.plan.sources[i].generation))
-    if target.writer != 0 and load_i32(&s.copier.slots[slot_of(target.writer)].status) == POISONED:
-        return outcome(s.error, REFUSED, REASON_BUSY, "the target is held by a copy whose device failed: nobody can tell what of it "
-                       "still writes")
-    if target.image != NULL and image_writable(target, s.request, s.error) != OK:
+        if request.src_generation != 0 and request.src_generation != load_u64(&source.generation):
+            return wrong_generation("source", request.src_generation, load_u64(&source.generation), error)
+    if target.writer != 0 and load_i32(&copier.slots[slot_of(target.writer)].status) == POISONED:
+        return outcome(error, REFUSED, REASON_BUSY, "the target is held by a copy whose device failed: nobody can tell what of it still "
+                       "writes")
+    if target.image != NULL and image_writable(target, request, error) != OK:
         return REFUSED
-    if s.request.dst_generation != 0 and s.request.dst_generation != load_u64(&target.generation):
-        return wrong_generation(s, "target", s.request.dst_generation, load_u64(&target.generation))
+    if request.dst_generation != 0 and request.dst_generation != load_u64(&target.generation):
+        return wrong_generation("target", request.dst_generation, load_u64(&target.generation), error)
     return OK
 
 
@@ -81,10 +101,10 @@ cdef bint will_be_invalid(const CopierData *copier, const StateData *state) noex
     return False
 
 
-cdef int wrong_generation(Submission *s, const char *side, uint64_t wanted, uint64_t found) noexcept nogil:
-    s.error.wanted, s.error.found = <int64_t>wanted, <int64_t>found
-    return outcome(s.error, REFUSED, REASON_GENERATION, "the %s has generation %ld, %ld was named: it was written or reset since",
-                   side, s.error.found, s.error.wanted)
+cdef int wrong_generation(const char *side, uint64_t wanted, uint64_t found, Error *error) noexcept nogil:
+    error.wanted, error.found = <int64_t>wanted, <int64_t>found
+    return outcome(error, REFUSED, REASON_GENERATION, "the %s has generation %ld, %ld was named: it was written or reset since",
+                   side, error.found, error.wanted)
 
 
 cdef bint uses_device(const PlanData *plan, int32_t device) noexcept nogil:

@@ -14,6 +14,7 @@ from strata_copy.cudart cimport (
 )
 from strata_copy.endings cimport end_by_word, fail_in_flight, slot_status, sweep
 from strata_copy.hooks cimport in_hook, of_hook
+from strata_copy.images cimport image_anew
 from strata_copy.lanes cimport CopierData, Slot, SlotDevice, cudaEvent_t, next_lane, now
 from strata_copy.lineage cimport lineage_reset
 from strata_copy.news cimport goes_on, nap, ran_something, wait_for_news
@@ -190,7 +191,9 @@ cdef int reset_state(StateData *state, Error *error) noexcept nogil:
     if load_i32(&state.holds) != 0:
         error.found = load_i32(&state.holds)
         status = outcome(error, REFUSED, REASON_BUSY, "the state is in use by %ld tickets: wait for them first", error.found)
-    else:
+    elif state.image != NULL:
+        status = image_anew(state, error)
+    if status == OK:
         lineage_reset(state.lineage)
         if state.forget != NULL:
             state.forget(state)
