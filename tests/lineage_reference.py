@@ -25,6 +25,11 @@ RULES = (
     "equal ends where the shorter ends",
     "the unit that is being filled moves again",
     "a tail is the target's where it ends",
+    "a spare row is the engine's until a patch sets it",
+    "a spare row is the engine's once it says something",
+    "a patch of another bank is another",
+    "a patch over a full row makes it the target's own",
+    "a patch over the same patch changes nothing",
     "a copy hands on the source's segments",
     "a copy hands on no more than it moved",
     "a copy hands on running state of the bank",
@@ -35,14 +40,17 @@ RULES = (
 
 
 class Lineage:
-    """What is known of one state. parts: of its layout."""
+    """What is known of one state."""
 
     epochs = itertools.count(1)
     broken = ""
 
-    def __init__(self, parts):
-        self.parts = parts
-        self.tracks = {(part.group, part.growth.mark): [] for part in parts}
+    def __init__(self, layout):
+        self.parts = layout.parts
+        self.patches = {
+            layout.index(patch.layer, patch.part): layout.index(patch.layer, patch.source) for patch in layout.patches
+        }
+        self.tracks = {(part.group, part.growth.mark): [] for part in self.parts}
         self.forget()
 
     def holds(self, rule):
@@ -52,7 +60,7 @@ class Lineage:
     def forget(self):
         self.tracks = {track: [] for track in self.tracks}
         self.tails, self.was_cut = dict.fromkeys(self.tracks), dict.fromkeys(self.tracks, False)
-        self.stamps, self.told = {}, False
+        self.stamps, self.last, self.told = {}, {}, False  # last: the value of a patch in a last unit
 
     def end(self, track):
         return self.tracks[track][-1][2] if self.tracks[track] else 0
@@ -60,6 +68,8 @@ class Lineage:
     def renew(self, word):
         self.told = True
         new = next(self.epochs)
+        if self.holds("a spare row is the engine's once it says something"):
+            self.last = {}
         if word == "dirty" or self.holds(f"{'an append' if word == 'advanced' else 'a rewind'} makes the tail another"):
             self.tails = dict.fromkeys(self.tracks, new)
         rule = {"advanced": "an append", "rewound": "a rewind", "dirty": "dirty"}[word] + " makes running state another"
@@ -85,6 +95,11 @@ class Lineage:
     def advanced(self, marks):
         for track in self.tracks:
             self.cut(track, marks[track[1]])
+        for i, part in enumerate(self.parts):  # constants are written with the first row
+            track = part.group, part.growth.mark
+            if part.growth.rule == "const" and self.end(track) == 0 and marks[track[1]]:
+                self.stamps[i, 0] = next(self.epochs)
+        for track in self.tracks:
             self.append(track, marks[track[1]])
         self.renew("advanced")
 
@@ -105,7 +120,7 @@ class Lineage:
             track = part.group, part.growth.mark
             end = self.end(track)
             if self.holds("dirty is rounded down to whole units"):
-                at = next((m - 1 for m in range(end + 2) if settled(part.growth, m) > first), end)
+                at = before_unit(part.growth, first, end)
             else:
                 at = (first + 1) * part.growth.q
             self.cut(track, min(at, end))
@@ -122,6 +137,11 @@ def settled(growth, mark):
         return 0
     whole = mark // growth.q
     return whole - whole % growth.settle
+
+
+def before_unit(growth, unit, end):
+    """The last mark up to `end` at which a unit is not settled."""
+    return next((mark - 1 for mark in range(end + 2) if settled(growth, mark) > unit), end)
 
 
 def units(growth, mark):
@@ -162,27 +182,70 @@ def first_units(source, target, upto, banks=(0, 0), begin=None, groups=None):
             found[i] = (int(begin is None and spoken and a is not None and a == b), 1)
         elif growth.rule == "const":
             same = begin is not None or source.stamps.get((i, 0)) == target.stamps.get((i, 0))
-            found[i] = (int(known > 0 and same), 1)
-        elif begin is None and same_tail(source, target, track, mark, banks):
-            found[i] = (end, end)
+            alike = begin is None and same_tail(source, target, track, mark)
+            found[i] = (int((known > 0 or alike) and same), 1)
+        elif begin is None and same_tail(source, target, track, mark):
+            patched = i in source.patches and end > 0
+            found[i] = (end - (patched and not same_patches(source, target, track, upto, banks, groups)), end)
         else:
             known = (
                 known if source.holds("the unit that is being filled moves again") else -(-known // growth.q) * growth.q
             )
-            found[i] = (min(settled(growth, known), end), end)
+            patched = begin is None and i in source.patches and end > 0 and known > 0
+            found[i] = (min(settled(growth, known), end - patched), end)
     return found
 
 
-def same_tail(source, target, track, mark, banks):
+def same_tail(source, target, track, mark):
+    """Whether both have the units of one state at one time, but for those that patches have set."""
     at_its_end = target.end(track) == mark or not source.holds("a tail is the target's where it ends")
     tail = source.tails[track]
-    return (
-        equal_to(source, target, track, mark) == mark
-        and at_its_end
-        and tail is not None
-        and tail == target.tails[track]
-        and banks == (0, 0)
+    return source.end(track) >= mark and at_its_end and tail is not None and tail == target.tails[track]
+
+
+def same_patches(source, target, track, upto, banks, groups):
+    """Whether the patches of a track would set what the target has."""
+    return all(
+        has_patch(source, target, i, upto, banks, groups)
+        for i, part in enumerate(source.parts)
+        if i in source.patches and (part.group, part.growth.mark) == track
     )
+
+
+def has_patch(source, target, i, upto, banks, groups):
+    value = patch_value(source, i, banks)
+    bank = banks[0] if source.parts[source.patches[i]].growth.rule == "state" else 0
+    if i not in target.last and not source.holds("a spare row is the engine's until a patch sets it"):
+        return True
+    spoken = bank != 0 or not unsaid(source, upto, groups)
+    return spoken and value is not None and value == target.last.get(i)
+
+
+def patch_value(source, i, banks):
+    by = source.patches[i]
+    bank = banks[0] if source.parts[by].growth.rule == "state" else 0
+    return source.stamps.get((by, bank if source.holds("a patch of another bank is another") else 0))
+
+
+def is_patched(part, upto, begin):
+    """Whether the patch of a part is written, or holds. None is where a request names a `begin` behind its last unit."""
+    mark = part.growth.mark
+    end = units(part.growth, upto[mark])
+    return end > 0 and (begin is None or settled(part.growth, begin[mark]) < end)
+
+
+def full_rows(source, track, upto, banks, begin):
+    """The mark up to which a target has the source's rows behind a copy, whose patches may have set units that are
+    full."""
+    mark = upto[track[1]]
+    for i, part in enumerate(source.parts):
+        if i not in source.patches or (part.group, part.growth.mark) != track or not is_patched(part, upto, begin):
+            continue
+        value, unit = patch_value(source, i, banks), units(part.growth, upto[track[1]]) - 1
+        the_same = value is not None and source.last.get(i) == value and source.end(track) == upto[track[1]]
+        if not (the_same and source.holds("a patch over the same patch changes nothing")):
+            mark = min(mark, before_unit(part.growth, unit, upto[track[1]]))
+    return mark if source.holds("a patch over a full row makes it the target's own") else upto[track[1]]
 
 
 def unsaid(source, upto, groups):
@@ -207,16 +270,17 @@ def hand_on(source, target, upto, banks=(0, 0), begin=None, groups=None):
     told = source.told or not source.holds("a source that was told nothing hands on nothing")
     for track in moved:
         target.tails[track] = next(target.epochs)
+        full = full_rows(source, track, upto, banks, begin)
         if not told:
             target.tracks[track] = []
         elif begin is not None and begin[track[1]] > known[track]:
-            target.cut(track, known[track])
+            target.cut(track, min(known[track], full))
         elif source.holds("a copy hands on the source's segments"):
+            target.tails[track] = source.tails[track]
             target.tracks[track] = list(source.tracks[track])
             if source.holds("a copy hands on no more than it moved"):
-                target.cut(track, upto[track[1]])
-            if banks == (0, 0):
-                target.tails[track] = source.tails[track]
+                target.cut(track, full)
+                target.append(track, upto[track[1]])
     for i, part in enumerate(source.parts):
         if (groups is not None and part.group not in groups) or part.growth.rule == "linear":
             continue
@@ -230,4 +294,8 @@ def hand_on(source, target, upto, banks=(0, 0), begin=None, groups=None):
         if told and source.stamps.get((i, bank)) is None:
             source.stamps[i, bank] = next(source.epochs)
         target.stamps[i, banks[1]] = source.stamps.get((i, bank)) if told else None
+    for i in source.patches:
+        if groups is None or source.parts[i].group in groups:
+            set_ = told and is_patched(source.parts[i], upto, begin)
+            target.last[i] = patch_value(source, i, banks) if set_ else None
     target.told = target.told or source.told

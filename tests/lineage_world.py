@@ -22,15 +22,24 @@ LAYOUT = sc.Layout(
         sc.Part(name="requantized", layer=1, unit_bytes=4, growth=sc.Growth.linear(settle=0)),
         sc.Part(name="pooled", layer=1, unit_bytes=8, growth=sc.Growth.linear(4, extra=1)),
         sc.Part(name="dead", layer=1, unit_bytes=8, growth=sc.Growth.const()),
+        sc.Part(name="closed", layer=1, unit_bytes=4, growth=sc.Growth.linear(2, ceil=True)),
+        sc.Part(name="mask", layer=1, unit_bytes=4, growth=sc.Growth.const()),
+        sc.Part(name="ahead", layer=1, unit_bytes=12, growth=sc.Growth.linear(4, extra=1)),
+        sc.Part(name="seed", layer=1, unit_bytes=12, growth=sc.Growth.state()),
         sc.Part(
             name="draft_k", layer=2, unit_bytes=16, growth=sc.Growth.linear(4, ceil=True, mark=DRAFT), group="draft"
         ),
         sc.Part(name="hidden", layer=2, unit_bytes=12, growth=sc.Growth.state(mark=DRAFT), group="draft"),
     ],
     marks=("tokens", "draft"),
-    patches=[sc.Patch(layer=1, part="pooled", source="dead")],
+    patches=[  # of spare rows, which the engine fills with anything, and of a last row, which may be full
+        sc.Patch(layer=1, part="pooled", source="dead"),
+        sc.Patch(layer=1, part="closed", source="mask"),
+        sc.Patch(layer=1, part="ahead", source="seed"),
+    ],
 )
 NUMBER = {part.name: i for i, part in enumerate(LAYOUT.parts)}
+PATCHES = {NUMBER[patch.part]: NUMBER[patch.source] for patch in LAYOUT.patches}
 STATES = [i for i, part in enumerate(LAYOUT.parts) if part.growth.rule == "state"]
 
 
@@ -61,7 +70,7 @@ class Held:
         self.state = sc.State(LAYOUT, places)
         self.random, self.view = random, runtime.view(self.base, BYTES)
         self.bytes = np.zeros(BYTES, np.uint8)
-        self.lineage = rules.Lineage(LAYOUT.parts)
+        self.lineage = rules.Lineage(LAYOUT)
         self.tickets = []
         self.start()
 
@@ -99,6 +108,7 @@ class Held:
         first, end = list(self.marks), [mark + n for mark, n in zip(self.marks, counts, strict=True)]
         if first[MAIN] == 0 and end[MAIN]:
             self.write_units("dead", 0, 1)
+            self.write_units("mask", 0, 1)
         if say:
             self.state.advanced(end)
             self.lineage.advanced(end)
@@ -108,17 +118,19 @@ class Held:
         self.write_units("grouped", n - n % 8, m)
         self.write_units("requantized", 0, m)
         self.write_units("pooled", n // 4, m // 4)
+        self.write_units("closed", n // 2, -(-m // 2) if m > n else n // 2)
+        self.write_units("ahead", n // 4, m // 4)
         self.write(self.unit("draft_k", 0) + 4 * first[DRAFT], 4 * (end[DRAFT] - first[DRAFT]))
         self.marks = end
         self.live()
 
     def live(self):
-        """Running state and the spare row, as after any step."""
+        """Running state and the spare rows, as after any step."""
         for i in STATES:
             self.write(OFFSETS[i], LAYOUT.parts[i].unit_bytes)
         if self.marks[MAIN]:
-            dead = self.unit("dead", 0)
-            self.write_units("pooled", self.marks[MAIN] // 4, self.marks[MAIN] // 4 + 1, self.bytes[dead : dead + 8])
+            for name in ("pooled", "ahead"):
+                self.write_units(name, self.marks[MAIN] // 4, self.marks[MAIN] // 4 + 1)
 
     def rewind(self, marks):
         self.state.rewound(marks)  # copies may be in flight: it is said before they are waited for
@@ -129,14 +141,12 @@ class Held:
     def spoil(self, name, first, n):
         self.state.dirty(NUMBER[name], first, n)
         self.lineage.dirty(NUMBER[name], first, n)
-        if name in ("recurrent", "window", "hidden"):
+        if NUMBER[name] in STATES:
             size = LAYOUT.parts[NUMBER[name]].unit_bytes
             for bank in range(first, first + n):
                 self.write(OFFSETS[NUMBER[name]] + bank * size, size)
         else:
             self.write_units(name, first, first + n)
-        if name in ("dead", "pooled"):
-            self.live()
 
     def snapshot(self, bank):
         """Running state as it is goes into a bank."""
@@ -153,7 +163,7 @@ class Parked(Held):
     def __init__(self, name, pool):
         self.name, self.pool, self.tickets = name, pool, []
         self.bytes = np.zeros(BYTES, np.uint8)
-        self.lineage = rules.Lineage(LAYOUT.parts)
+        self.lineage = rules.Lineage(LAYOUT)
         self.start()
 
     def start(self):
@@ -245,9 +255,11 @@ class World:
             a = OFFSETS[i] + (banks[0] * part.unit_bytes if state else 0)
             b = OFFSETS[i] + (banks[1] * part.unit_bytes if state else 0)
             target.bytes[b : b + end * part.unit_bytes] = source.bytes[a : a + end * part.unit_bytes]
-            if part.name == "pooled" and end:
-                at, dead = target.unit("pooled", end - 1), source.unit("dead", 0)
-                target.bytes[at : at + 8] = source.bytes[dead : dead + 8]
+            if i in PATCHES and end:
+                by = LAYOUT.parts[PATCHES[i]]
+                at = source.unit(by.name, 0, banks[0] if by.growth.rule == "state" else 0)
+                last = target.unit(part.name, end - 1)
+                target.bytes[last : last + part.unit_bytes] = source.bytes[at : at + part.unit_bytes]
         for mark, group in ((MAIN, "main"), (DRAFT, "draft")):
             if groups is None or group in groups:
                 target.marks[mark] = upto[mark]

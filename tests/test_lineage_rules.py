@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import strata_copy as sc
-from fixtures import SYNCED
+from fixtures import SYNCED, read
 from lineage_world import CAPACITY, LAYOUT, MAIN, World
 from strata_copy import host_runtime, runtime
 
@@ -143,11 +143,75 @@ def test_many_segments_cost_at_most_what_was_forgotten(copier):
 def test_a_begin_beyond_what_is_known_moves_what_it_says_and_claims_no_more(three):
     world, main, slot, _ = three
     main.append((20, 9))
-    assert world.copy(main, slot, (12, 9))[0] == LAYOUT.bytes_at((12, 9))
+    assert world.copy(main, slot, (13, 9))[0] == LAYOUT.bytes_at((13, 9))
     world.copy(main, slot, (20, 9), begin=(16, 9))
     slot.wait()
-    assert slot.state.lineage["main", "tokens"][-1][2] == 12
-    assert world.plan(main, slot).submit((20, 9), after=SYNCED).bytes > 4 * 16  # what lies behind 12 again
+    assert slot.state.lineage["main", "tokens"][-1][2] == 13
+    assert world.plan(main, slot).submit((20, 9), after=SYNCED).bytes > 4 * 16  # what lies behind 13 again
+
+
+def of_patched(copier, growth):
+    """A copy between two of four states with one patched part, which says what moved and what the part then holds."""
+    layout = sc.Layout(
+        [
+            sc.Part(name="rows", layer=0, unit_bytes=8, growth=growth),
+            sc.Part(name="dead", layer=0, unit_bytes=8, growth=sc.Growth.const()),
+        ],
+        patches=[sc.Patch(layer=0, part="rows", source="dead")],
+    )
+    bases = [runtime.malloc(17 * 8) for _ in range(4)]
+    for n, base in enumerate(bases):
+        runtime.view(base, 17 * 8)[:] = n
+    runtime.view(bases[0], 17 * 8)[16 * 8 :] = 0xDD
+    states = [sc.State(layout, [sc.Place(base=b, units=16), sc.Place(base=b + 16 * 8)]) for b in bases]
+
+    def copy(source, target, upto, **how):
+        ticket = copier.submit(states[source], states[target], upto=upto, after=SYNCED, **how)
+        assert ticket.sync(timeout=60)
+        return ticket.bytes, read(bases[target], 8 * layout.units(0, (upto,)))[::8].tolist()
+
+    return states, copy
+
+
+def test_a_spare_row_is_patched_in_the_state_that_wrote_it_and_only_once(copier):
+    states, copy = of_patched(copier, sc.Growth.linear(4, extra=1))
+    states[0].advanced(8)
+    patched = [0, 0, 0xDD]
+    assert copy(0, 1, 8) == (4 * 8, patched)
+    assert copy(1, 0, 8) == (8, patched)  # what its engine had there is its own
+    assert copy(1, 0, 8) == copy(0, 1, 8) == (0, patched)
+    assert copy(1, 2, 8) == (4 * 8, patched)
+    assert copy(2, 0, 8) == copy(0, 2, 8) == (0, patched)
+    states[0].rewound(8)  # it may have written its spare row
+    assert copy(1, 0, 8) == (8, patched)
+    assert host_runtime.violations() == []
+
+
+def test_a_row_that_a_patch_hid_comes_back_with_the_next_rows(copier):
+    states, copy = of_patched(copier, sc.Growth.linear())
+    states[0].advanced(4)
+    assert copy(0, 1, 4) == (5 * 8, [0, 0, 0, 0xDD])
+    assert copy(0, 1, 4) == copy(0, 1, 4) == (0, [0, 0, 0, 0xDD])
+    assert copy(1, 2, 4)[1] == [0, 0, 0, 0xDD]
+    states[0].advanced(6)
+    assert copy(0, 1, 6) == (3 * 8, [0, 0, 0, 0, 0, 0xDD])
+    assert copy(0, 2, 6) == (3 * 8, [0, 0, 0, 0, 0, 0xDD])
+    states[2].advanced(7)
+    assert copy(2, 1, 7) == (2 * 8, [0, 0, 0, 0, 0, 0xDD, 0xDD])  # the row that was hidden in both
+    assert copy(0, 3, 6) == (7 * 8, [0, 0, 0, 0, 0, 0xDD])
+    assert host_runtime.violations() == []
+
+
+def test_a_begin_behind_a_full_last_row_sets_no_patch(copier):
+    states, copy = of_patched(copier, sc.Growth.linear())
+    states[0].advanced(4)
+    assert copy(0, 1, 4)[1] == [0, 0, 0, 0xDD]
+    states[0].advanced(6)
+    assert copy(0, 1, 6, begin=3)[1] == [0, 0, 0, 0, 0, 0xDD]
+    assert copy(0, 1, 5)[1] == [0, 0, 0, 0, 0xDD]
+    assert copy(0, 1, 5, begin=5) == (0, [0, 0, 0, 0, 0xDD])
+    assert copy(0, 1, 5) == (8, [0, 0, 0, 0, 0xDD])
+    assert host_runtime.violations() == []
 
 
 def test_dirty_units_leave_the_rows_known_as_the_states_own(three):

@@ -90,6 +90,7 @@ def test_another_conversation_in_the_main_session_costs_nothing_more(sessions):
 def test_a_take_after_a_park_without_decode_moves_nothing(sessions):
     sessions["slot"].advanced(TOKENS)
     sessions.copy("slot", "image", TOKENS)
+    assert sessions.copy("image", "slot", TOKENS) == SPARE  # what the engine has there is its own
     assert sessions.copy("image", "slot", TOKENS) == 0
     assert sessions.copy("slot", "image", TOKENS) == 0
     assert sessions.copy("image", "other", TOKENS) > 5e9

@@ -50,7 +50,7 @@ class Session:
 
     def __init__(self, memory):
         self.memory, self.state, self.marks = memory, memory.state, (0, 0)
-        self.lineage = rules.Lineage(LAYOUT.parts)
+        self.lineage = rules.Lineage(LAYOUT)
 
     def append(self, marks, chance):
         self.state.advanced(marks)

@@ -27,6 +27,7 @@ def rows(setting: Setting, result: Result, park: Park, take: Case) -> list[Figur
         parked.append(moved(park.plan, length, stream))
         image.publish()
         taken.append(moved(take.plan, length, stream))
+    moved(back, upto, stream)  # brings the spare rows: those of the slot are what its engine wrote
     idle = [moved(plan, upto, stream) for plan in (back, park.plan)]
     image.publish()
     idle.append(moved(take.plan, upto, stream))

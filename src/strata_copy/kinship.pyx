@@ -6,11 +6,11 @@ What the request names itself (`begin`) is the engine's to answer for: the targe
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memset
 
-from strata_copy.abi cimport CONST, STATE, PartSpec, Request
+from strata_copy.abi cimport CONST, STATE, Growth, PartSpec, Request
 from strata_copy.atomics cimport load_i32
-from strata_copy.layout cimport MAX_MARKS, LayoutData, live_at, settled_at
+from strata_copy.layout cimport MAX_MARKS, LayoutData, live_at, settled_at, units_at
 from strata_copy.lineage cimport (
-    Known, Lineage, Stamp, Track, advance, common, cut, end_of, give_words, new_epoch, stamp_of, take_words,
+    Known, Lineage, Stamp, Track, advance, common, cut, end_of, extend, give_words, mark_before, new_epoch, stamp_of, take_words,
 )
 from strata_copy.plan cimport MAX_SOURCES, PlanData, bank_of
 
@@ -38,6 +38,10 @@ cdef void know(const PlanData *plan, const Request *request, Known *known) noexc
     for t in range(target.n_tracks):
         if (known.banked >> t) & 1:
             known.prefix[t], known.same_tail[t] = 0, False
+    for i in range(layout.n_patches):
+        t = target.track_of[layout.patches[i].part]
+        if t >= 0 and (known.tracks >> t) & 1 and not has_patch(known, plan, request, i):
+            known.repatch |= <uint64_t>1 << t
 
 
 cdef void known_end(const PlanData *plan) noexcept nogil:
@@ -58,16 +62,29 @@ cdef void compare(Known *known, const PlanData *plan, const Request *request, in
     cdef const Track *a = &plan.parts[part].source.lineage.tracks[t]
     cdef int64_t upto = request.upto[b.mark]
     known.prefix[t] = min(common(a, b), upto)
-    # All who have a tail have the units of one state at one time, as far as they go: but the last unit of a target may be a patch.
-    known.same_tail[t] = (known.prefix[t] == upto and end_of(b) == upto and a.tail == b.tail and a.tail != 0
-                          and not names_bank(request, b.group))
+    # All who have a tail have the units of one state at one time, as far as they go: but the last unit of a target may be a patch. Where
+    # that hides full rows, they are no part of the prefix.
+    known.same_tail[t] = end_of(a) >= upto and end_of(b) == upto and a.tail == b.tail and a.tail != 0
     if upto > end_of(a) and plan.parts[part].source.lineage.told:
         known.unsaid |= <uint64_t>1 << source_index(plan, part)
 
 
-cdef inline bint names_bank(const Request *request, int32_t group) noexcept nogil:
-    """Running state of another bank may be the source of a patch, which goes into the tail."""
-    return (request.src_bank != NULL and request.src_bank[group] != 0) or (request.dst_bank != NULL and request.dst_bank[group] != 0)
+cdef bint has_patch(const Known *known, const PlanData *plan, const Request *request, int32_t patch) noexcept nogil:
+    """Whether the last unit of the target is what the patch would set it to, where the tail is the same."""
+    cdef int32_t part = plan.target.layout.patches[patch].part, source = plan.target.layout.patches[patch].source_part
+    cdef uint64_t value = patch_value(plan, request, patch)
+    if (known.unsaid >> source_index(plan, source)) & 1 and bank_of(
+            request.src_bank, &plan.target.layout.parts[source], &plan.parts[source].source.places[source]) == 0:
+        return False
+    return value != 0 and value == plan.target.lineage.patched[part]
+
+
+cdef uint64_t patch_value(const PlanData *plan, const Request *request, int32_t patch) noexcept nogil:
+    """The stamp of what a patch sets a unit to; 0: like no other."""
+    cdef int32_t part = plan.target.layout.patches[patch].source_part
+    cdef const Stamp *stamp = stamp_of(plan.parts[part].source.lineage, part, bank_of(
+        request.src_bank, &plan.target.layout.parts[part], &plan.parts[part].source.places[part]))
+    return stamp.epoch if stamp != NULL else 0
 
 
 cdef bint has_rows_in_bank(const PlanData *plan, const Request *request, int32_t i) noexcept nogil:
@@ -87,6 +104,7 @@ cdef int64_t first_to_move(const Known *known, const PlanData *plan, const Reque
     cdef const PartSpec *part = &plan.target.layout.parts[i]
     cdef int32_t t = plan.target.lineage.track_of[i]
     cdef int64_t marks[MAX_MARKS]
+    cdef bint patched
     if not known.valid:
         return 0
     if part.growth.rule == STATE:
@@ -94,14 +112,15 @@ cdef int64_t first_to_move(const Known *known, const PlanData *plan, const Reque
     if t < 0:
         return 0
     if part.growth.rule == CONST:
-        return end if known.prefix[t] > 0 and stamp_of(plan.parts[i].source.lineage, i, 0).epoch == stamp_of(
-            plan.target.lineage, i, 0).epoch else 0
+        return end if (known.prefix[t] > 0 or known.same_tail[t]) and stamp_of(
+            plan.parts[i].source.lineage, i, 0).epoch == stamp_of(plan.target.lineage, i, 0).epoch else 0
+    patched = plan.target.layout.patch_of[i] >= 0 and end > 0
     if known.same_tail[t]:
-        return end
+        return end - 1 if patched and (known.repatch >> t) & 1 else end
     if known.prefix[t] == 0:     # with a shift there are units at mark 0 already
         return 0
     marks[part.growth.mark] = known.prefix[t]
-    return min(settled_at(&part.growth, marks), end)
+    return min(settled_at(&part.growth, marks), end - patched)
 
 
 cdef bint same_stamp(const Known *known, const PlanData *plan, const Request *request, int32_t i) noexcept nogil:
@@ -140,9 +159,13 @@ cdef void handed_on(const Known *known, const PlanData *plan, const Request *req
         hand_on_stamp(plan, request, i, unchanged and known.valid and source.told)
         if t >= 0 and (tracks >> t) & 1:
             tracks &= ~(<uint64_t>1 << t)
-            hand_on_track(request, &source.tracks[t], &target.tracks[t],
-                          unchanged and known.valid and source.told and not (known.banked >> t) & 1, known.prefix[t])
+            hand_on_track(known, plan, request, t, source, unchanged and known.valid and source.told and not (known.banked >> t) & 1)
         target.told |= unchanged and known.valid and source.told
+    for i in range(layout.n_patches):
+        if request.groups == 0 or (request.groups >> layout.parts[layout.patches[i].part].group) & 1:
+            source = plan.parts[layout.patches[i].part].source.lineage
+            target.patched[layout.patches[i].part] = patch_value(plan, request, i) if (
+                unchanged and known.valid and source.told and sets_unit(plan, request, layout.patches[i].part)) else 0
     target.version += 1
     give_words(lineages, plan.n_sources + 1)
 
@@ -163,21 +186,53 @@ cdef void speak_for(Lineage *source, const LayoutData *layout, const Known *know
     advance(source, layout, marks)
 
 
-cdef void hand_on_track(const Request *request, const Track *from_, Track *to, bint known, int64_t prefix) noexcept nogil:
-    cdef int64_t upto = request.upto[to.mark]
+cdef void hand_on_track(const Known *known, const PlanData *plan, const Request *request, int32_t t, const Lineage *source,
+                        bint told) noexcept nogil:
+    cdef Track *to = &plan.target.lineage.tracks[t]
+    cdef const Track *from_ = &source.tracks[t]
+    cdef int64_t upto = request.upto[to.mark], full = before_patches(plan, request, t)
     cdef int32_t n
     to.open, to.tail = False, new_epoch()
-    if not known:
+    if not told:
         to.n = 0
-    elif request.begin != NULL and request.begin[to.mark] > prefix:
-        cut(to, prefix)
+    elif request.begin != NULL and request.begin[to.mark] > known.prefix[t]:
+        cut(to, min(known.prefix[t], full))
     else:
+        to.tail = from_.tail
         for n in range(from_.n):
             to.segments[n] = from_.segments[n]
         to.n = from_.n
-        cut(to, upto)
-        if not names_bank(request, to.group):
-            to.tail = from_.tail
+        cut(to, full)
+        if full < upto:
+            extend(to, upto)
+
+
+cdef int64_t before_patches(const PlanData *plan, const Request *request, int32_t t) noexcept nogil:
+    """The mark up to which the target has the source's full rows once patches have set units of it. A spare row is behind them all."""
+    cdef const LayoutData *layout = plan.target.layout
+    cdef const Growth *growth
+    cdef const Lineage *source
+    cdef int64_t mark = request.upto[plan.target.lineage.tracks[t].mark], unit
+    cdef uint64_t value
+    cdef int32_t i, part
+    for i in range(layout.n_patches):
+        part = layout.patches[i].part
+        if plan.target.lineage.track_of[part] != t or not sets_unit(plan, request, part):
+            continue
+        growth, source, value = &layout.parts[part].growth, plan.parts[part].source.lineage, patch_value(plan, request, i)
+        unit = units_at(growth, request.upto) - 1
+        if value != 0 and source.patched[part] == value and end_of(&source.tracks[t]) == request.upto[growth.mark]:
+            continue    # the source's own unit is the same patch
+        if unit < settled_at(growth, request.upto):
+            mark = min(mark, mark_before(growth, unit))
+    return mark
+
+
+cdef bint sets_unit(const PlanData *plan, const Request *request, int32_t part) noexcept nogil:
+    """Whether the patch of a part is written, or was left out because it holds. A `begin` behind the last unit leaves that as it is."""
+    cdef const Growth *growth = &plan.target.layout.parts[part].growth
+    cdef int64_t units = units_at(growth, request.upto)
+    return units > 0 and (request.begin == NULL or plan.target.places[part].ring != 0 or settled_at(growth, request.begin) < units)
 
 
 cdef void hand_on_stamp(const PlanData *plan, const Request *request, int32_t i, bint known) noexcept nogil:

@@ -7,7 +7,10 @@ latest common epoch ends first.
 
 The **tail** of a track stands for the bytes of units that the next append may change: of a partly filled last unit, its stale cells, the
 units behind the last. It is new with everything that the engine says. The **stamp** of running state, for each part and bank, likewise;
-a constant's stamp is new only when the engine says that it is dirty.
+a constant's stamp is new only when the engine says that it is dirty, and with the first row behind which it is written.
+
+The last unit of a part with a patch is what that set in a state that a copy has brought, and only until the engine says something of it:
+`patched` is the stamp of the value. Where that unit holds rows that are full, the target's rows are its own from there on.
 
 Nothing here is ever guessed. A state that was told nothing, or that was copied from such a one, claims nothing. A table that is full
 forgets the segment whose loss costs the fewest rows. What a copy that is queued will make equal counts as equal at once: whatever comes
@@ -19,7 +22,7 @@ submits, which wait for each other.
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from strata_copy.abi cimport Error, PlaceSpec
+from strata_copy.abi cimport Error, Growth, PlaceSpec
 from strata_copy.layout cimport LayoutData
 
 cdef enum:
@@ -53,6 +56,7 @@ cdef struct Lineage:
     int32_t *first_stamp    # stamps[first_stamp[p]] to stamps[first_stamp[p + 1]] are the banks of part p
     Stamp *stamps
     int32_t n_stamps
+    uint64_t *patched       # for each part the epoch of what a copy's patch set its last unit to; 0: the engine wrote it, or nobody knows
     int64_t *ring           # for each part, of its place
     int64_t *held           # the first unit of each part, behind the sinks, that was there at the last copy or cut
 
@@ -64,7 +68,8 @@ cdef struct Known:
     uint64_t banked                 # of them those with rows in banks, which lineage does not follow
     uint64_t unsaid                 # the sources of which the request moves rows that nobody spoke of
     int64_t prefix[MAX_TRACKS]      # equal up to this mark, which is the request's at most
-    bint same_tail[MAX_TRACKS]      # and in all units behind it that the request moves
+    bint same_tail[MAX_TRACKS]      # in all units that the request moves, but for those that a patch sets
+    uint64_t repatch                # the tracks in which patches would set another value than the target has
     uint64_t target_version
     uint64_t source_version[MAX_KIN]
 
@@ -91,6 +96,9 @@ cdef uint64_t new_epoch() noexcept nogil
 cdef void advance(Lineage *lineage, const LayoutData *layout, const int64_t *marks) noexcept nogil
 cdef int64_t end_of(const Track *track) noexcept nogil
 cdef void cut(Track *track, int64_t mark) noexcept nogil
+cdef void extend(Track *track, int64_t mark) noexcept nogil
+# The largest mark at which a unit is not settled: what comes before the mark does not depend on it.
+cdef int64_t mark_before(const Growth *growth, int64_t unit) noexcept nogil
 cdef int64_t common(const Track *a, const Track *b) noexcept nogil
 # NULL for a bank that is not followed.
 cdef Stamp *stamp_of(Lineage *lineage, int32_t part, int64_t bank) noexcept nogil

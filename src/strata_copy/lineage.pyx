@@ -37,8 +37,9 @@ cdef Lineage *lineage_new(const LayoutData *layout, const PlaceSpec *places) noe
     lineage.stamps = <Stamp *>calloc(n, sizeof(Stamp))
     lineage.ring = <int64_t *>calloc(layout.n_parts, sizeof(int64_t))
     lineage.held = <int64_t *>calloc(layout.n_parts, sizeof(int64_t))
+    lineage.patched = <uint64_t *>calloc(layout.n_parts, sizeof(uint64_t))
     if (lineage.track_of != NULL and lineage.first_stamp != NULL and lineage.stamps != NULL and lineage.ring != NULL
-            and lineage.held != NULL):
+            and lineage.held != NULL and lineage.patched != NULL):
         lineage.n_tracks = count_tracks(layout, lineage.track_of)
         lineage.tracks = <Track *>calloc(lineage.n_tracks, sizeof(Track))
     if lineage.tracks == NULL:
@@ -78,6 +79,7 @@ cdef void lineage_free(Lineage *lineage) noexcept nogil:
         free(lineage.stamps)
         free(lineage.ring)
         free(lineage.held)
+        free(lineage.patched)
         free(lineage)
 
 
@@ -223,7 +225,7 @@ cdef void forget(Lineage *lineage) noexcept nogil:
     for i in range(lineage.n_stamps):
         lineage.stamps[i].epoch, lineage.stamps[i].at = 0, -1
     for i in range(lineage.n_parts):
-        lineage.held[i] = 0
+        lineage.held[i], lineage.patched[i] = 0, 0
     lineage.told = False
     lineage.version += 1
 
@@ -232,8 +234,20 @@ cdef void advance(Lineage *lineage, const LayoutData *layout, const int64_t *mar
     cdef int32_t t
     for t in range(lineage.n_tracks):
         give_up(lineage, layout, t, marks)
+    begin_constants(lineage, layout, marks)
+    for t in range(lineage.n_tracks):
         extend(&lineage.tracks[t], marks[lineage.tracks[t].mark])
     renew(lineage, layout, marks)
+
+
+cdef void begin_constants(Lineage *lineage, const LayoutData *layout, const int64_t *marks) noexcept nogil:
+    """A constant is written with the first row."""
+    cdef const Growth *growth
+    cdef int32_t i, t
+    for i in range(layout.n_parts):
+        growth, t = &layout.parts[i].growth, lineage.track_of[i]
+        if growth.rule == CONST and t >= 0 and end_of(&lineage.tracks[t]) == 0 and marks[growth.mark] > 0:
+            lineage.stamps[lineage.first_stamp[i]].epoch = new_epoch()
 
 
 cdef void give_up(Lineage *lineage, const LayoutData *layout, int32_t t, const int64_t *marks) noexcept nogil:
@@ -257,12 +271,14 @@ cdef int64_t first_held(const Lineage *lineage, const LayoutData *layout, int32_
 
 
 cdef void renew(Lineage *lineage, const LayoutData *layout, const int64_t *marks) noexcept nogil:
-    """A new tail for every track and a new stamp for all live running state, which is at the marks now; NULL: where it was."""
+    """A new tail for every track, last units with it, and a new stamp for all live running state, which is at the marks now; NULL: where
+    it was."""
     cdef uint64_t epoch = new_epoch()
     cdef int32_t i
     for i in range(lineage.n_tracks):
         lineage.tracks[i].tail = epoch
     for i in range(layout.n_parts):
+        lineage.patched[i] = 0
         if layout.parts[i].growth.rule == STATE:
             lineage.stamps[lineage.first_stamp[i]].epoch = epoch
             if marks != NULL:
@@ -292,7 +308,6 @@ cdef void spoil(Lineage *lineage, const LayoutData *layout, int32_t part, int64_
 
 
 cdef int64_t mark_before(const Growth *growth, int64_t unit) noexcept nogil:
-    """The largest mark at which a unit is not settled: what comes before the mark does not depend on it."""
     cdef int64_t marks[MAX_MARKS]
     cdef int64_t low = 0, high = (<int64_t>1 << 62) - 1, middle
     while low < high:
