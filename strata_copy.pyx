@@ -570,7 +570,8 @@ cdef class Plan:
 
     def submit(self, upto, *, after=None, begin=None, groups=None, src_bank=None, dst_bank=None, src_generation=0, dst_generation=0,
                priority=0, bytes_ahead=0, feed=None, hook=0, hook_arg=0):
-        """Queues the copy and returns its Ticket, or None where no ticket is free (nothing happened then: try later).
+        """Queues the copy and returns its Ticket, or None where no ticket is free, or where 16 are being fed or `feed=False` comes behind
+        one that is (nothing happened then: try later).
 
         upto: the marks up to which rows move, one int for each of layout.marks. begin: the marks up to which the target has them
             already; None for what the states' lineages say, which is 0 where the source was never spoken of.
@@ -1245,8 +1246,9 @@ cdef StateData *state_data(State state) except NULL:
 
 
 cdef int check_era(State state) except -1:
+    """Pageable memory is nobody's of the host runtime. An image names no places."""
     cdef Error error
-    if state.era != host_runtime.configuration():
+    if state.era != host_runtime.configuration() and not (state.places and all(p.kind == "pageable" for p in state.places)):
         clear(&error)
         outcome(&error, REFUSED, REASON_PLACE, "the host runtime started anew after the state was made, and its memory is gone: make the "
                 "state anew")
