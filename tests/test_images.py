@@ -2,7 +2,9 @@
 read only once it is published."""
 
 import contextlib
+import ctypes
 import gc
+import threading
 from array import array
 
 import numpy as np
@@ -10,7 +12,18 @@ import pytest
 
 import reference
 import strata_copy as sc
-from fixtures import CAPACITY, PAGES, SYNCED, after_copy, differences, small_layout, untouched
+from fixtures import (
+    CAPACITY,
+    GUARD,
+    PAGES,
+    SYNCED,
+    after_copy,
+    differences,
+    run_python,
+    small_layout,
+    untouched,
+)
+from hooks import Hook, address
 from strata_copy import host_runtime, runtime
 
 KIB = 1 << 10
@@ -239,6 +252,51 @@ def test_a_blob_is_the_bytes_of_what_it_was_set_to(copier, memory, arena, ids):
             image.blob = wrong
 
 
+def test_a_blob_goes_with_its_conversation(copier, memory, arena):
+    """An empty one takes the place of another one, and a reset drops what was set and what was published."""
+    layout = LAYOUTS["int8"]
+    source, image = memory(layout, 1), sc.Image(arena(), layout, chunk=32)
+    blobs = []
+    for ids in (b"one", None, b"", b"two"):
+        if ids is not None:
+            image.blob = ids
+        park(copier, source, image, (9, 9))
+        blobs.append(image.blob)
+    assert blobs == [b"one", b"one", b"", b"two"]
+    image.blob = b"never published"
+    image.reset()
+    assert image.blob == b""
+    park(copier, source, image, (9, 9))
+    assert image.blob == b""
+
+
+def test_a_blob_is_read_whole_while_another_thread_publishes_another(copier, memory, arena):
+    """It waits for a submit whose hook sleeps, without the GIL, and goes on while the blob of before is read."""
+    layout, size = LAYOUTS["int8"], 64 << 20
+    source, target, image = memory(layout, 1), memory(layout, 2), sc.Image(arena(), layout, chunk=32)
+    plan = copier.plan(source.state, target.state)
+    how = {"hook": address(ctypes.CDLL(None).usleep), "hook_arg": 20000, "feed": False}
+    park(copier, source, image, (9, 9))
+    for number in range(3):
+        image.blob = bytes([number]) * size
+        assert image.publish()
+        image.blob = bytes([number + 1]) * size
+        others = [
+            threading.Thread(target=lambda: plan.submit((9, 9), after=SYNCED, **how).sync()),
+            threading.Thread(target=image.publish),
+        ]
+        for one in others:
+            one.start()
+        while others[1].is_alive():
+            blob = np.frombuffer(image.blob, np.uint8)
+            assert blob.size == size
+            assert blob[0] in (number, number + 1)
+            assert (blob == blob[0]).all()
+        for one in others:
+            one.join()
+        assert image.blob[-1] == number + 1
+
+
 @pytest.mark.host
 def test_an_image_whose_copy_failed_is_not_published(copier, memory, arena):
     layout = LAYOUTS["k8v4"]
@@ -281,6 +339,112 @@ def test_what_was_never_copied_into_an_image_is_not_read(copier, memory, arena):
     park(copier, source, image, (9, 9), groups=["main"])
     assert image.marks == (9, 0)
     refused(lambda: copier.submit(image, target.state, upto=(9, 0), after=SYNCED), "bank")
+
+
+# Two groups on one mark, of which one has running state as well.
+SHARED = sc.Layout(
+    [
+        sc.Part(name="k", layer=0, unit_bytes=48, growth=sc.Growth.linear(), group="kv"),
+        sc.Part(name="state", layer=0, unit_bytes=100, growth=sc.Growth.state(), group="kv"),
+        sc.Part(name="v", layer=1, unit_bytes=40, growth=sc.Growth.linear(), group="kv"),
+        sc.Part(name="draft", layer=1, unit_bytes=32, growth=sc.Growth.linear(), group="draft"),
+    ]
+)
+
+
+class Kept:
+    """What an image of SHARED should hold: of each group that was copied, whose bytes each row is, and the state's."""
+
+    def __init__(self):
+        self.rows, self.state = {}, None
+
+    @property
+    def marks(self):
+        return (min(map(len, self.rows.values())),)
+
+    def may_write(self, groups, begin):
+        return all(begin <= len(self.rows.get(group, ())) for group in groups)
+
+    def write(self, whose, groups, begin, upto):
+        for group in groups:
+            self.rows[group] = self.rows.get(group, [])[:begin] + [whose] * (upto - begin)
+            self.state = whose if group == "kv" else self.state
+
+    def may_read(self, groups, upto):
+        return all(group in self.rows and upto <= len(self.rows[group]) for group in groups)
+
+    def differs(self, found, sources, groups, upto):
+        """The parts whose bytes are not those that `whose` had there."""
+        wrong = []
+        for part, i in ((part, i) for i, part in enumerate(SHARED.parts) if part.group in groups):
+            owners = [self.state] if part.growth.rule == "state" else self.rows[part.group][:upto]
+            for row, whose in enumerate(owners):
+                at = slice(GUARD + row * part.unit_bytes, GUARD + (row + 1) * part.unit_bytes)
+                if (found[i][at] != sources[whose][i][at]).any():
+                    wrong.append((part.name, row))
+        return wrong
+
+
+@pytest.mark.parametrize("case", range(12))
+def test_groups_that_share_a_mark_are_kept_apart(copier, memory, arena, case):
+    """Whatever groups are copied how far, nothing is read but what was copied, and all of that is."""
+    print(f"case {case}")
+    random = np.random.default_rng(case)
+    memories, target = [memory(SHARED, tag) for tag in (1, 2)], memory(SHARED, 3)
+    sources = [one.pattern() for one in memories]
+    pool = arena(64 * KIB, 64 * KIB)
+    another = sc.Image(pool, SHARED, chunk=8)
+    park(copier, memory(SHARED, 4), another, CAPACITY)
+    another.discard()
+    image, kept = sc.Image(pool, SHARED, chunk=8), Kept()
+    some = (["kv"], ["draft"], ["kv", "draft"])
+    reads = [(groups, upto) for groups in some for upto in (0, 7, 16, 33, 64, CAPACITY)]
+    for _ in range(12):
+        if random.random() < 0.15:
+            image.reset()
+            kept = Kept()
+        groups, whose = some[random.integers(3)], int(random.integers(2))
+        begin, upto = sorted(int(n) for n in random.choice([0, 7, 16, 33, 64, CAPACITY], 2))
+        how = {"groups": groups, "begin": begin}
+        if not kept.may_write(groups, begin):
+            refused(lambda how=how, upto=upto, whose=whose: park(copier, memories[whose], image, upto, **how), "mark")
+            continue
+        park(copier, memories[whose], image, upto, **how)
+        kept.write(whose, groups, begin, upto)
+        assert image.marks == kept.marks
+        for groups, upto in reads:
+            if kept.may_read(groups, upto):
+                take(copier, image, target, upto, groups=groups)
+                assert kept.differs(target.bytes(), sources, groups, upto) == []
+            else:
+                with pytest.raises(sc.Refused) as raised:
+                    take(copier, image, target, upto, groups=groups)
+                assert raised.value.reason in ("mark", "bank")
+        if len(kept.rows) == 2:
+            take(copier, image, target, image.marks)
+
+
+def test_an_image_is_asked_only_for_the_groups_that_it_is_the_source_of(copier, memory, arena):
+    layout = sc.Layout(
+        [
+            sc.Part(name="k", layer=0, unit_bytes=48, growth=sc.Growth.linear(), group="kv"),
+            sc.Part(name="d", layer=0, unit_bytes=32, growth=sc.Growth.linear(mark=1), group="draft"),
+        ],
+        marks=("tokens", "draft"),
+    )
+    slot, draft, target = (memory(layout, tag) for tag in (1, 2, 3))
+    image = sc.Image(arena(), layout, chunk=8)
+    park(copier, slot, image, (64, 0), groups=["kv"])
+    assert image.marks == (64, 0)
+    plan = copier.plan({"kv": image, "draft": draft.state}, target.state)
+    done(plan.submit((64, 32), after=SYNCED))
+    wanted = after_copy(slot, target, (64, 32), groups=["kv"])
+    wanted = after_copy(draft, target, (64, 32), before=wanted, groups=["draft"])
+    assert differences(target, wanted) == []
+    done(plan.submit((90, 32), groups=["draft"], after=SYNCED))
+    take(copier, image, target, (64, 32), groups=["kv"])
+    refused(lambda: plan.submit((65, 32), after=SYNCED), "mark")
+    refused(lambda: copier.submit(image, target.state, upto=(64, 32), after=SYNCED), "bank")
 
 
 def test_an_arena_that_is_full_refuses_and_keeps_what_is_there(copier, memory, arena):
@@ -341,11 +505,118 @@ def test_a_discarded_image_is_refused_and_one_in_use_is_not_discarded(copier, me
     for act in (
         lambda: plan.submit((9, 9), after=SYNCED),
         lambda: back.submit((9, 9), after=SYNCED),
+        lambda: plan.extents((9, 9)),
+        lambda: back.extents((9, 9)),
         image.discard,
         image.publish,
+        image.reset,
         lambda: image.reserve((9, 9)),
+        lambda: setattr(image, "blob", b"ids"),
     ):
         assert "discarded" in refused(act, "closed")
+
+
+def test_what_a_discarded_image_had_is_never_written_by_it_again(copier, memory, arena):
+    layout, pool = LAYOUTS["int8"], arena()
+    first, second, target = (memory(layout, tag) for tag in (1, 2, 3))
+    old = sc.Image(pool, layout, chunk=32)
+    park(copier, first, old, (60, 60))
+    old.discard()
+    new = sc.Image(pool, layout, chunk=32)
+    park(copier, second, new, (60, 60))
+    for act in (old.reset, lambda: park(copier, first, old, (60, 60))):
+        refused(act, "closed")
+    take(copier, new, target, (60, 60))
+    assert differences(target, after_copy(second, target, (60, 60))) == []
+    assert (old.published, old.marks, old.bytes, pool.used) == (False, None, 0, new.bytes)
+
+
+def test_extents_are_refused_where_a_submit_is(copier, memory, arena):
+    layout = LAYOUTS["int8"]
+    source, target, image = memory(layout, 1), memory(layout, 2), sc.Image(arena(), layout, chunk=32)
+    image.reserve((20, 20))
+    into, back = copier.plan(source.state, image), copier.plan(image, target.state)
+    refused(lambda: back.extents((9, 9)), "invalid")
+    refused(lambda: into.extents((9, 9), begin=(5, 5)), "mark")
+    park(copier, source, image, (9, 9))
+    assert back.extents((9, 9))
+    assert into.extents((9, 9), begin=(5, 5))
+    refused(lambda: back.extents((10, 9)), "mark")
+
+
+@pytest.mark.host
+def test_calls_that_change_an_image_are_refused_in_a_hook(copier, memory, arena):
+    """And what is published may be read there."""
+    layout, pool = LAYOUTS["int8"], arena()
+    source, target, image = memory(layout, 1), memory(layout, 2), sc.Image(pool, layout, chunk=32)
+    image.blob = b"ids"
+    park(copier, source, image, (9, 9))
+    back, told = copier.plan(image, target.state), []
+    calls = {
+        "publish": image.publish,
+        "discard": image.discard,
+        "reset": image.reset,
+        "reserve": lambda: image.reserve((9, 9)),
+        "blob": lambda: setattr(image, "blob", b"others"),
+        "image": lambda: sc.Image(pool, layout),
+    }
+
+    def act(layer, device, stream):
+        for name, call in calls.items():
+            assert refused(call, "hook").startswith(name)
+            told.append(name)
+        assert (image.published, image.marks, image.blob) == (True, (9, 9), b"ids")
+        assert back.extents((9, 9))
+
+    hook = Hook(act)
+    done(copier.submit(source.state, target.state, upto=(9, 9), after=SYNCED, **hook.how))
+    assert hook.errors == []
+    assert told == list(calls) * layout.layers
+    image.discard()
+
+
+def test_a_forked_child_changes_no_image():
+    """Its memory is the parent's; and a lock may be held there by a thread that the child has not."""
+    code = """
+        import os, sys, warnings
+        sys.path.insert(0, sys.argv[2])
+        import fixtures
+        import strata_copy as sc
+        from strata_copy import runtime
+        runtime.open(sys.argv[1])
+        layout = fixtures.small_layout()
+        source, target = fixtures.Memory(layout, 1), fixtures.Memory(layout, 2)
+        copier = sc.Copier(tickets=4, layer_events=16)
+        arena = sc.Arena(1 << 20, piece=1 << 20, pause=0.0)
+        image = sc.Image(arena, layout, chunk=32, scrub=True)
+        image.blob = b"ids"
+        copier.submit(source.state, image, upto=9, after=sc.CALLER_SYNCED).sync()
+        image.publish()
+        warnings.simplefilter("ignore", DeprecationWarning)     # of forking with threads
+        child = os.fork()
+        if child == 0:
+            answers, acts = [], {
+                "publish": image.publish, "discard": image.discard, "reset": image.reset,
+                "reserve": lambda: image.reserve(40), "blob": lambda: setattr(image, "blob", b"others"),
+                "image": lambda: sc.Image(arena, layout),
+            }
+            copier.finished()
+            for name, act in acts.items():
+                try:
+                    act()
+                    answers.append(name + " went on")
+                except sc.Refused as error:
+                    answers.append(error.reason)
+            answers += [image.blob, image.marks]
+            print(answers, flush=True)
+            del act, acts, image
+            os._exit(0)
+        print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        copier.submit(image, target.state, upto=9, after=sc.CALLER_SYNCED).sync()
+        print("parent", image.blob, fixtures.differences(target, fixtures.after_copy(source, target, 9)))
+    """
+    answers = ["closed"] * 6 + [b"ids", (9,)]
+    assert run_python(code).splitlines() == [str(answers), "child 0", "parent b'ids' []"]
 
 
 def test_an_arena_with_images_does_not_close(arena):
@@ -372,6 +643,44 @@ def test_an_image_keeps_its_arena(copier, memory):
 def test_numbers_without_a_meaning_are_refused(arena, wrong):
     with pytest.raises((ValueError, TypeError)):
         sc.Image(arena(), LAYOUTS["int8"], **wrong)
+
+
+LARGE = {
+    "a chunk": ({"unit_bytes": 1 << 24}, {"chunk": 1 << 40}),
+    "a chunk whose product is small in 64 bits": (
+        {"unit_bytes": (1 << 24) + 256},
+        {"chunk": -(-(1 << 64) // ((1 << 24) + 256))},
+    ),
+    "a unit of many runs": ({"unit_bytes": 1 << 40, "rep": 1 << 24}, {"chunk": 1}),
+    "a unit that just fits": ({"unit_bytes": 1 << 39, "rep": 1 << 23}, {"chunk": 2}),
+    "a constant": ({"unit_bytes": 1 << 40, "rep": 1 << 24, "growth": sc.Growth.const()}, {}),
+    "banks": ({"unit_bytes": 1 << 40, "rep": 1 << 18, "growth": sc.Growth.state()}, {"banks": 32}),
+}
+
+
+@pytest.mark.parametrize("what", LARGE)
+def test_what_does_not_fit_into_63_bits_is_refused_as_the_image_is_made(arena, what):
+    fields, how = LARGE[what]
+    part = sc.Part(**{"name": "k", "layer": 3, "growth": sc.Growth.linear(), **fields})
+    pool = arena()
+    text = refused(lambda: sc.Image(pool, sc.Layout([part]), **how), "place")
+    assert text.startswith("part 'k' of layer 3:")
+    assert pool.used == 0
+
+
+def test_what_does_not_fit_together_is_refused_as_the_image_is_made(arena):
+    parts = [
+        sc.Part(name="c", layer=layer, unit_bytes=1 << 40, rep=1 << 22, growth=sc.Growth.const()) for layer in range(2)
+    ]
+    refused(lambda: sc.Image(arena(), sc.Layout(parts)), "place")
+    refused(lambda: sc.Image(arena(), sc.Layout(parts[:1])), "capacity")
+
+
+def test_a_large_chunk_that_fits_is_asked_of_the_arena(arena):
+    layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=1 << 20, growth=sc.Growth.linear())])
+    image = sc.Image(arena(), layout, chunk=1 << 40)
+    refused(lambda: image.reserve(1), "capacity")
+    assert image.bytes == 0
 
 
 def test_marks_without_a_meaning_are_refused(arena):
