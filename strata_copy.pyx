@@ -4,16 +4,19 @@ The rooms behind it, in the order in which a copy passes them: layout, states, p
 runtime under them all. The C functions are declared in _core.pxd and, for C and C++, in include/strata_copy.h.
 """
 
+import atexit
+import gc
 import os
-import threading
 import time
 import warnings
 import weakref
+from _thread import allocate_lock
 from collections import deque
 from typing import NamedTuple
 
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.pycapsule cimport PyCapsule_New
+from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
@@ -35,7 +38,9 @@ from strata_copy.lineage cimport (
 )
 from strata_copy.lanes cimport ALIGNMENT, LINK_NONE, MAX_RING, CopierData, DeviceLanes, device_index
 from strata_copy.layout cimport MAX_GROUPS, MAX_MARKS, Layout, LayoutData, layout_data
-from strata_copy.opening cimport close_on_thread, link_on_thread, open_on_thread
+from strata_copy.news cimport nap, ran_something
+from strata_copy.on_thread cimport at_work
+from strata_copy.opening cimport close_on_thread, flies, in_flight, let_no_more_in, link_on_thread, open_on_thread
 from strata_copy.pieces cimport ArenaData
 from strata_copy.plan cimport (
     MAX_DEVICES, MAX_SOURCES, ROUTE_PEER, Emission, Extent, PlanData, Units, emit_bundle, emit_end, emit_part, plan_drop, plan_new,
@@ -53,7 +58,7 @@ from strata_copy.tickets cimport (
     ticket_wait_layer, tickets_finished,
 )
 from strata_copy.values cimport RequestValues, fill_marks, fill_place, fill_request, fill_way
-from strata_copy.worker cimport ticket_cancel
+from strata_copy.worker cimport ticket_cancel, worker_dismiss
 
 from strata_copy import host_runtime, peers
 from strata_copy.errors import CopyError
@@ -63,17 +68,102 @@ ROUTE_NAMES = ("local", "out", "in", "ring", "unstage", "stage", "host", "peer",
 
 STAGE_CHUNKS = 4
 
-# Held while a copier opens or closes, which let the GIL go. No other lock is taken outside of it.
-_opening = threading.Lock()
+EXIT_PATIENCE = 5.0     # seconds in which nothing lands, after which the end of the interpreter waits for copies no longer
+
 _owner = None           # a weak reference to the Copier that is open
+_ending = False         # no copier opens any more
+# The States of each ticket that was not found to have ended, by its value: the worker and the devices go on with them whether or not
+# anybody has the Copier, the Plan or the Ticket, and the collector, which finalizes all that it finds dropped, must not find them. As a
+# C variable it stays where it is when modules are taken apart.
+cdef dict _held = {}
+
+cdef enum:
+    LOOK_NS = 100000        # between two looks at the end of the interpreter
+
+
+cdef class Turn:
+    """Held while a copier opens, links or closes, which let the GIL go. No other lock is taken outside of it.
+
+    Signal handlers and finalizers run meanwhile, on the thread that has it and on the one that works for that: they would wait for
+    themselves, and ask `mine` first.
+    """
+
+    cdef object lock
+    cdef object deed            # what is done to a copier, or None
+    cdef unsigned long thread
+
+    def __cinit__(self):
+        self.lock = allocate_lock()
+
+    cdef object mine(self):
+        """What this thread, or the one that it works for, is doing to a copier, or None."""
+        return self.deed if self.thread == PyThread_get_thread_ident() or at_work() else None
+
+    cdef int take(self, str deed) except -1:
+        self.lock.acquire()
+        self.thread, self.deed = PyThread_get_thread_ident(), deed      # nothing that runs Python comes in between
+
+    cdef int give(self) except -1:
+        self.thread, self.deed = 0, None
+        self.lock.release()
+
+
+cdef Turn _turn = Turn()
 
 
 def _after_fork():
-    global _opening
-    _opening = threading.Lock()
+    global _turn
+    _turn = Turn()
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+@atexit.register
+def _end_copies():
+    """No more are submitted, and those in flight end before the memory is taken apart that they copy; it stays where one does not end.
+    Nothing is given back, as that would wait for everything that the engine has on the devices: the process does it."""
+    if _end_flight() == 0:
+        _held.clear()
+    else:
+        warnings.warn(f"copies are in flight as the interpreter ends, and nothing of them has landed for {EXIT_PATIENCE:g} s: they are "
+                      "left to the process, with their memory. Close the copier before", RuntimeWarning)
+
+
+cdef int32_t _end_flight() except? -1:
+    """How many tickets are left, -1 where that could not be seen."""
+    global _ending
+    cdef CopierData *copier
+    cdef int32_t flying
+    if not _turn.lock.acquire(timeout=EXIT_PATIENCE):       # another thread's close waits for what does not end
+        return -1
+    _ending = True
+    copier = the_copier()
+    if copier != NULL:
+        let_no_more_in(copier)
+    _turn.lock.release()
+    if copier == NULL:
+        return 0
+    flying = _wait_for_all(copier)
+    worker_dismiss()
+    return flying
+
+
+cdef int32_t _wait_for_all(CopierData *copier) except? -1:
+    """Until none is left, or nothing more lands."""
+    cdef int64_t landed = 0
+    cdef int32_t flying
+    seen, since = None, time.monotonic()
+    while True:
+        with nogil:
+            flying = in_flight(copier, &landed)
+            if flying != 0 and not ran_something():
+                nap(LOOK_NS)
+        if flying >= 0 and (flying, landed) != seen:
+            seen, since = (flying, landed), time.monotonic()
+        if flying == 0 or time.monotonic() - since > EXIT_PATIENCE:
+            return flying
+        PyErr_CheckSignals()
 
 
 class Progress(NamedTuple):
@@ -547,6 +637,7 @@ cdef class Plan:
     cdef readonly dict sources      # group name to State
     cdef readonly State target
     cdef readonly Copier copier
+    cdef tuple states               # all of them
 
     def __init__(self):
         raise TypeError("plans are made by Copier.plan")
@@ -642,9 +733,9 @@ cdef class Copier:
     devices: ordinals of the devices whose memory is copied; (0,). tickets: copies that may be in flight or not yet looked at; 64.
         layer_events: events that a ticket may take on a device, one for each layer and route in it; 128. chunk: bytes after which a long
         copy between device and host leaves a gap for others; 32 MiB. patience: seconds after which CUDA is asked for a ticket whose end
-        was not told; 10. window: chunks that a long copy, which a worker thread queues, has ahead on a device, 8 times as long ones by
-        P2P; 8. device_memory: bytes on each device for the ring of `ring_slots` chunks through which pinned memory is copied to pinned
-        memory; 14 MiB in 4. pinned_memory: bytes of pinned memory for each device for the 4 chunks through which pageable memory is
+        was not told; 10, None for never. window: chunks that a long copy, which a worker thread queues, has ahead on a device, 8 times as
+        long ones by P2P; 8. device_memory: bytes on each device for the ring of `ring_slots` chunks through which pinned memory is
+        copied to pinned memory; 14 MiB in 4. pinned_memory: bytes of pinned memory for each device for the 4 chunks through which pageable memory is
         reached; 64 MiB. helpers: threads that copy host memory beside the worker: between these chunks and pageable memory, and a share of
         what is fed from pinned to pinned memory without a hook or `bytes_ahead` (0 where that is write-combined, which processors read
         slowly); 7. relay_memory: bytes of pinned memory for each direction between two devices without P2P, made when a plan needs it;
@@ -675,6 +766,8 @@ cdef class Copier:
         tickets, layer_events = whole("tickets", tickets, 1, MAX_TICKETS), whole("layer_events", layer_events, 1, 1 << 16)
         opening.tickets, opening.layer_events, opening.n_devices = tickets, layer_events, len(self.devices)
         opening.chunk, opening.patience = whole("chunk", chunk, 1, 1 << 40), nanoseconds(patience)
+        if opening.patience < 0:
+            opening.patience = INT64_MAX
         opening.window = whole("window", window, 1, 1 << 16)
         device_memory, ring_slots = whole("device_memory", device_memory, 0, 1 << 40), whole("ring_slots", ring_slots, 1, MAX_RING)
         opening.ring_slots = ring_slots if device_memory else 0
@@ -695,18 +788,30 @@ cdef class Copier:
             opening.devices[<int32_t>i] = device
         require_runtime()
         global _owner
-        with _opening:
+        check_turn()
+        if _owner is not None and _owner() is not None:
+            let_go_of_ended()
+        left = []
+        _turn.take("opened")
+        try:
+            if _ending:
+                raise RuntimeError("the interpreter is ending: no copier opens any more")
             if the_copier() != NULL:
                 if _owner() is not None:
                     raise RuntimeError("a copier is open in this process: use that one, or close it")
                 close_on_thread(the_copier(), None)       # its Copier was dropped without close
+                left.extend(_held.values())       # dropped once the turn is given: owners may be taken apart with them
+                _held.clear()
             _owner = weakref.ref(self)
             self.data = open_on_thread(&opening)
+        finally:
+            _turn.give()
 
     def __dealloc__(self):
         # Without close there is no thread to wait on here; in a fork the handles are the parent's.
         if self.data != NULL and self.data == the_copier():
-            warnings.warn("a Copier was dropped without close: its lanes stay open until the next one opens", ResourceWarning)
+            warnings.warn("a Copier was dropped without close: its lanes stay open, and the memory of its copies in flight is held, until "
+                          "the next one opens", ResourceWarning)
 
     def __enter__(self):
         return self
@@ -729,18 +834,26 @@ cdef class Copier:
         return self.data == NULL or self.data != the_copier()
 
     def close(self):
-        """Waits for the tickets in flight, then gives everything back. Tickets keep what they last knew. Closing twice is allowed."""
+        """Waits for the tickets in flight, then gives everything back. Tickets keep what they last knew. Closing twice is allowed.
+
+        In a signal handler or a finalizer that has interrupted a close it returns at once: that close goes on."""
         cdef Error error
         if in_hook():
             clear(&error)
             of_hook("close", &error)
             raise_error(&error)
-        with _opening:
+        if self.data == NULL or (_turn.mine() is not None and self.closed) or _turn.mine() == "closed":
+            return
+        check_turn()
+        _turn.take("closed")
+        try:
             if not self.closed:
                 close_on_thread(self.data, self._ended)
+        finally:
+            _turn.give()
 
     def _ended(self):
-        while self.submitting:      # their tickets have ended, and want to be told so
+        while self.submitting:      # their tickets have ended, and want to be told so; nothing there runs Python
             time.sleep(0.0001)
         self._collect()
         self.data = NULL
@@ -789,6 +902,7 @@ cdef class Copier:
                 adopt_plan(plan.data, number, &error)
         if error.status != OK:
             raise_error(&error)
+        plan.states = (*distinct, target)
         return plan
 
     @property
@@ -811,23 +925,29 @@ cdef class Copier:
         return 0
 
     cdef int _link_pair(self, int32_t source, int32_t target) except -1:
+        check_turn()
+        _turn.take("linked")
+        try:
+            if not self.closed and self.data.devices[source].links[target] == LINK_NONE:
+                self._link_in_turn(source, target)
+        finally:
+            _turn.give()
+        return 0
+
+    cdef int _link_in_turn(self, int32_t source, int32_t target) except -1:
         cdef Error error
-        cdef DeviceLanes *devices
-        with _opening:
-            if self.closed or self.data.devices[source].links[target] != LINK_NONE:
-                return 0
-            devices = self.data.devices
-            if load_i32(&devices[source].poisoned) != 0 or load_i32(&devices[target].poisoned) != 0:
-                return 0    # submit says so
-            link = peers.link(devices[source].device, devices[target].device)
-            if not link.p2p and peers.mode() == "on":
-                clear(&error)
-                text = f"{peers.P2P_VARIABLE}=on, and {link.reason}".encode()
-                error.device = link.source
-                outcome(&error, REFUSED, REASON_UNSUPPORTED, "%s", <const char *>text)
-                raise_error(&error)
-            link_on_thread(self.data, source, target, link.p2p)
-            self._links[link.source, link.target] = link
+        cdef DeviceLanes *devices = self.data.devices
+        if load_i32(&devices[source].poisoned) != 0 or load_i32(&devices[target].poisoned) != 0:
+            return 0    # submit says so
+        link = peers.link(devices[source].device, devices[target].device)
+        if not link.p2p and peers.mode() == "on":
+            clear(&error)
+            text = f"{peers.P2P_VARIABLE}=on, and {link.reason}".encode()
+            error.device = link.source
+            outcome(&error, REFUSED, REASON_UNSUPPORTED, "%s", <const char *>text)
+            raise_error(&error)
+        link_on_thread(self.data, source, target, link.p2p)
+        self._links[link.source, link.target] = link
         return 0
 
     def submit(self, source, State target not None, *, upto, **how):
@@ -849,7 +969,7 @@ cdef class Copier:
         src_generation, dst_generation, priority, bytes_ahead, feed, hook, hook_arg = how
         cdef Error error
         cdef RequestValues values
-        cdef abi.Ticket value
+        cdef Ticket ticket
         cdef int status
         self._alive()
         if isinstance(plan.target, Image):
@@ -858,19 +978,24 @@ cdef class Copier:
         fill_way(&values, src_generation, dst_generation, priority, bytes_ahead, feed, hook, hook_arg)
         self._collect()
         clear(&error)
+        ticket = new_ticket(plan)
+        # Nothing from here on runs Python, neither handlers nor finalizers: a close waits until it is over, and they might call it.
         self.submitting += 1
         try:
             with nogil:
-                status = submit_plan(plan.data, &values.request, &value, &error)
-            if status == AGAIN:
-                return None
-            if status != OK:
-                raise_error(&error)
-            ticket = new_ticket(plan, value)
-            self.flying[value.v] = ticket
-            return ticket
+                status = submit_plan(plan.data, &values.request, &ticket.ticket, &error)
+            if status == OK:
+                ticket.value, ticket.status = ticket.ticket.v, AGAIN
+                _held[ticket.value] = plan.states
+                self.flying[ticket.value] = ticket
         finally:
             self.submitting -= 1
+        if status == AGAIN:
+            return None
+        if status != OK:
+            raise_error(&error)
+        ticket._look()
+        return ticket
 
     def _alive(self):
         cdef Error error
@@ -1047,6 +1172,7 @@ cdef class Ticket:
         if status == REFUSED:                   # released by another look, or in a fork
             if self.status == AGAIN:
                 self.failure, self.status = as_exception(&error), REFUSED
+                _held.pop(self.value, None)
             observed(<void *>self)
             return self.last
         last = Progress(p.layers_queued, p.bytes, p.bytes_total, p.ns_submit / 1e9, p.ns_total / 1e9)
@@ -1059,6 +1185,7 @@ cdef class Ticket:
             published(<void *>self)
             self.failure, self.status = failure, status
             ticket_release(&self.ticket)
+            _held.pop(self.value, None)
         return last
 
 
@@ -1262,9 +1389,34 @@ cdef PlanData *plan_data(Plan plan) except NULL:
     return plan.data
 
 
-cdef Ticket new_ticket(Plan plan, abi.Ticket value):
+cdef Ticket new_ticket(Plan plan):
+    """One that is not submitted yet."""
     cdef Ticket ticket = Ticket.__new__(Ticket)
-    ticket.plan, ticket.ticket, ticket.value, ticket.status = plan, value, value.v, AGAIN
-    ticket.last = Progress(0, 0, 0, 0.0, 0.0)
-    ticket._look()
+    ticket.plan, ticket.last = plan, Progress(0, 0, 0, 0.0, 0.0)
     return ticket
+
+
+cdef int let_go_of_ended() except -1:
+    """Owners of memory may lead to a Copier that was dropped, so that it is still there: not for tickets that have ended unseen."""
+    cdef CopierData *copier
+    ended = []
+    _turn.take("opened")
+    try:
+        copier = the_copier()
+        if copier != NULL:
+            ended = [value for value in list(_held) if not flies(copier, value)]
+    finally:
+        _turn.give()
+    left = [_held.pop(value, None) for value in ended]
+    if left:
+        left.clear()
+        gc.collect()
+    return 0
+
+
+cdef int check_turn() except -1:
+    deed = _turn.mine()
+    if deed is not None:
+        raise RuntimeError(f"a copier is being {deed} on this thread, which a signal handler or a finalizer has interrupted: open, link or "
+                           "close one once that is done")
+    return 0

@@ -119,7 +119,7 @@ class Copier:
         tickets: int = 64,
         layer_events: int = 128,
         chunk: int = ...,
-        patience: float = 10.0,
+        patience: float | None = 10.0,
         window: int = 8,
         device_memory: int = ...,
         ring_slots: int = 4,

@@ -8,3 +8,7 @@ cdef class OnThread:
 
     # Runs `work()` and returns once it is done.
     cdef int run(self, object work) except -1
+
+
+# Whether this thread is one of these: whoever runs it waits for it, with what locks it has.
+cdef bint at_work() except -1

@@ -4,11 +4,18 @@ Setting a device makes a context on it: one that the caller perhaps never wanted
 and last error, nobody has to put back.
 """
 
-from _thread import allocate_lock, start_new_thread
+from _thread import allocate_lock, get_ident, start_new_thread
 
 from strata_copy.abi cimport OK
 from strata_copy.cudart cimport clear, observed, published
 from strata_copy.raising cimport raise_error
+
+
+cdef set idents = set()         # of the threads at work
+
+
+cdef bint at_work() except -1:
+    return get_ident() in idents
 
 
 cdef class OnThread:
@@ -34,8 +41,11 @@ cdef class OnThread:
         return 0
 
     def _work(self, work, done):
+        ident = get_ident()
+        idents.add(ident)
         try:
             work()
         finally:
+            idents.discard(ident)
             published(<void *>self)
             done.release()

@@ -47,4 +47,6 @@ cdef int worker_open(CopierData *copier, const Opening *opening, Error *error) n
 cdef void worker_close(CopierData *copier, Error *error) noexcept nogil
 # Holds the caller until no job is left, once no submit comes in any more.
 cdef void worker_finish(CopierData *copier) noexcept nogil
+# The thread ends by itself after what it has in hand; nobody waits for it.
+cdef void worker_dismiss() noexcept nogil
 cdef int worker_reserve(int32_t parts, Error *error) noexcept nogil

@@ -562,15 +562,12 @@ cdef int worker_open(CopierData *copier, const Opening *opening, Error *error) n
 
 
 cdef void worker_close(CopierData *copier, Error *error) noexcept nogil:
-    global has_thread, stopping, max_parts
+    global has_thread, max_parts
     cdef Guard guard
     cdef int32_t i, d
     cdef bint alive = True
     if has_thread:
-        pthread_mutex_lock(&bell_lock)
-        stopping = True
-        pthread_cond_broadcast(&bell)
-        pthread_mutex_unlock(&bell_lock)
+        worker_dismiss()
         pthread_join(thread, NULL)
         has_thread = False
         helpers_close()
@@ -601,6 +598,14 @@ cdef void worker_finish(CopierData *copier) noexcept nogil:
         pthread_mutex_unlock(&copier.lock)
         if left > 0 and not ran_something():
             nap(LOOK_NS)        # the worker is at it
+
+
+cdef void worker_dismiss() noexcept nogil:
+    global stopping
+    pthread_mutex_lock(&bell_lock)
+    stopping = True
+    pthread_cond_broadcast(&bell)
+    pthread_mutex_unlock(&bell_lock)
 
 
 cdef int worker_reserve(int32_t parts, Error *error) noexcept nogil:
