@@ -47,12 +47,12 @@ from strata_copy.plan cimport (
     units_to_move,
 )
 from strata_copy.pool cimport (
-    MAX_KEY, Entry, Key, PoolData, pool_close, pool_drop, pool_evicted, pool_find, pool_hold, pool_image, pool_new, pool_pin, pool_remove,
-    pool_reserve, pool_table,
+    MAX_KEY, Entry, Gone, Key, PoolData, pool_close, pool_drop, pool_find, pool_gone, pool_hold, pool_image, pool_new, pool_pin,
+    pool_remove, pool_reserve, pool_table, room_missing,
 )
 from strata_copy.raising cimport raise_error
 from strata_copy.states cimport MAX_TICKETS, VISIBLE, StateData, check_places, state_drop, state_new
-from strata_copy.submit cimport adopt_plan, submit_plan
+from strata_copy.submit cimport adopt_plan, submit_ahead, submit_plan
 from strata_copy.tickets cimport (
     check_not_default, reset_state, state_users, ticket_look, ticket_poll, ticket_release, ticket_sync, ticket_wait_done,
     ticket_wait_layer, tickets_finished,
@@ -378,7 +378,7 @@ cdef class Image(State):
 
     def reserve(self, marks):
         """Room for `marks`, without moving a byte. Images of a pool get it from others where the arena is full. Raises Refused where
-        there is none left."""
+        there is none left; where all that may go would not be enough, nobody has gone for it."""
         cdef Error error
         cdef StateData *data = state_data(self)
         cdef int64_t values[MAX_MARKS]
@@ -387,7 +387,7 @@ cdef class Image(State):
         clear(&error)
         with nogil:
             status = (make_room(data, values, n, &error) if self.pool == NULL else
-                      pool_reserve(self.pool, data, values, n, &error))
+                      pool_reserve(self.pool, data, values, n, NULL, 0, &error))
         if status != OK:
             raise_error(&error)
 
@@ -428,6 +428,7 @@ cdef class Image(State):
         cdef StateData *data = state_data(self)
         cdef int64_t values[MAX_MARKS]
         cdef bint visible
+        image_data(self)
         with nogil:
             visible = image_marks(data, values)
         return tuple(values[m] for m in range(len(self.layout.marks))) if visible else None
@@ -435,7 +436,7 @@ cdef class Image(State):
     @property
     def bytes(self):
         """Bytes of the arena that it has."""
-        return (<const ImageData *>state_data(self).image).bytes
+        return image_data(self).bytes
 
     @property
     def blob(self):
@@ -443,6 +444,7 @@ cdef class Image(State):
         bytes (bytes, an array), is for the next `publish`. A `reset` drops both."""
         cdef StateData *data = state_data(self)
         cdef Blob *blob
+        image_data(self)
         with nogil:
             blob = image_shown(data)
         try:
@@ -476,14 +478,14 @@ cdef class Pool:
     cdef readonly Arena arena
     cdef readonly Layout layout
     cdef dict names, images     # from a key's bytes: the key as it was given, the Image
-    cdef list gone              # keys of images that were evicted, not asked for yet
+    cdef list evicted_          # keys that were not asked for yet
 
     def __init__(self, Arena arena, Layout layout, *, banks=1, chunk=4096, scrub=False):
         cdef Error error
         cdef ArenaData *memory = arena_data(arena)
         if self.data != NULL:
             raise TypeError("a Pool is made once")
-        self.arena, self.layout, self.names, self.images, self.gone = arena, layout, {}, {}, []
+        self.arena, self.layout, self.names, self.images, self.evicted_ = arena, layout, {}, {}, []
         clear(&error)
         self.data = pool_new(memory, layout_data(layout), whole("banks", banks, 1, MAX_IMAGE_BANKS), whole("chunk", chunk, 1, 1 << 40),
                              scrub, &error)
@@ -499,55 +501,62 @@ cdef class Pool:
         """The image of `key`, made where there is none, with room for the marks `upto` if they are given. blob: what its next `publish`
         shows. Others may be evicted for it; so may this one, once others are asked for, where it is not pinned or in use."""
         cdef Error error
+        cdef PoolData *data = pool_data(self, "image")
         cdef Key c_key
         cdef StateData *found
+        cdef int64_t marks[MAX_MARKS]
+        cdef uint32_t n = fill_marks(self.layout, upto, marks) if upto is not None else 0
+        cdef bytes copied = None if blob is None else memoryview(blob).tobytes()
         name = fill_key(key, &c_key)
         clear(&error)
         with nogil:
-            found = pool_image(self.data, &c_key, &error)
+            found = pool_image(data, &c_key, marks if n > 0 else NULL, n, &error)
         self._tell()
         if found == NULL:
             raise_error(&error)
         self.names.setdefault(name, key)
         image = self._wrapped(name, found)
-        if upto is not None:
-            image.reserve(upto)
-        if blob is not None:
-            image.blob = blob
+        if copied is not None:
+            image.blob = copied
         return image
 
     def __getitem__(self, key):
         """The image of `key`, which counts as used now. Raises KeyError."""
+        cdef PoolData *data = pool_data(self, "pool[key]")
         cdef Key c_key
         cdef StateData *found
         name = fill_key(key, &c_key)
         with nogil:
-            found = pool_find(self.data, &c_key)
+            found = pool_find(data, &c_key)
         self._tell()
         if found == NULL:
             raise KeyError(key)
         return self._wrapped(name, found)
 
     def __delitem__(self, key):
-        """Takes the image out and gives its memory back. Raises Refused where there is none, or it is pinned or in use."""
+        """Takes the image out and gives its memory back. Raises KeyError, and Refused where it is pinned or in use."""
         cdef Error error
+        cdef PoolData *data = pool_data(self, "del pool[key]")
         cdef Key c_key
         cdef int status
-        name = fill_key(key, &c_key)
+        fill_key(key, &c_key)
         clear(&error)
         with nogil:
-            status = pool_remove(self.data, &c_key, &error)
+            status = pool_remove(data, &c_key, &error)
         self._tell()
+        if status != OK and error.reason == REASON_PLACE:
+            raise KeyError(key)
         if status != OK:
             raise_error(&error)
-        self.names.pop(name, None)
-        self.images.pop(name, None)
 
     def __contains__(self, key):
         return bytes_of(key) in self._bytes_of_keys()
 
     def __len__(self):
-        return self.data.n
+        return len(self._table())
+
+    def __iter__(self):
+        return iter(self.keys())
 
     def keys(self):
         """The keys, the one that was used longest ago first."""
@@ -564,7 +573,7 @@ cdef class Pool:
     def evicted(self):
         """The keys of the images that were evicted since the last call, the first one first."""
         self._tell()
-        found, self.gone = self.gone, []
+        found, self.evicted_ = self.evicted_, []
         return found
 
     def usage(self):
@@ -581,12 +590,13 @@ cdef class Pool:
         }
 
     def __repr__(self):
-        return f"<Pool of {len(self)} images in {self.arena!r}>"
+        return f"<Pool of {self.data.n if self.data != NULL else 0} images in {self.arena!r}>"
 
     def _pin(self, key, int32_t pins):
+        cdef PoolData *data = pool_data(self, "pin")
         cdef Key c_key
         fill_key(key, &c_key)
-        if not pool_pin(self.data, &c_key, pins):
+        if not pool_pin(data, &c_key, pins):
             raise KeyError(key)
 
     def _bytes_of_keys(self):
@@ -594,10 +604,11 @@ cdef class Pool:
 
     def _table(self):
         """(when it was used, key in bytes, pins, bytes) of each image."""
+        cdef PoolData *data = pool_data(self, "keys")
         cdef int32_t n = 0
         cdef Entry *table
         with nogil:
-            table = pool_table(self.data, &n)
+            table = pool_table(data, &n)
         if table == NULL:
             raise MemoryError
         try:
@@ -606,12 +617,15 @@ cdef class Pool:
             free(table)
 
     def _tell(self):
-        """Learns what was evicted, whoever was the cause."""
-        cdef Key c_key
-        while pool_evicted(self.data, &c_key):
-            name = c_key.bytes[:c_key.n]
+        """Learns which images are gone, whoever was the cause."""
+        cdef PoolData *data = pool_data(self, "evicted")
+        cdef Gone gone
+        while pool_gone(data, &gone):
+            name = gone.key.bytes[:gone.key.n]
             self.images.pop(name, None)
-            self.gone.append(self.names.pop(name, name))
+            key = self.names.pop(name, name)
+            if gone.evicted:
+                self.evicted_.append(key)
 
     cdef _wrapped(self, name, StateData *found):
         """The Image of a state that is held for the caller."""
@@ -648,10 +662,11 @@ cdef class Plan:
     @property
     def address(self):
         """The strata_plan pointer for C and C++, as an int. It lives as long as this object."""
-        return <size_t>self.data
+        return <size_t>plan_data(self)
 
     @property
     def layout(self):
+        plan_data(self)
         return self.target.layout
 
     def routes(self):
@@ -662,7 +677,8 @@ cdef class Plan:
     def submit(self, upto, *, after=None, begin=None, groups=None, src_bank=None, dst_bank=None, src_generation=0, dst_generation=0,
                priority=0, bytes_ahead=0, feed=None, hook=0, hook_arg=0):
         """Queues the copy and returns its Ticket, or None where no ticket is free, or where 16 are being fed or `feed=False` comes behind
-        one that is (nothing happened then: try later).
+        one that is (nothing happened then: try later). Where the target is an image it is given room for the marks first; others of its
+        pool are evicted for that only once nothing else is in the way.
 
         upto: the marks up to which rows move, one int for each of layout.marks. begin: the marks up to which the target has them
             already; None for what the states' lineages say, which is 0 where the source was never spoken of.
@@ -675,7 +691,8 @@ cdef class Plan:
             bytes_ahead: bytes that may be queued and not landed, at least 1024; 0 for the copier's window.
         hook, hook_arg: addresses of a strata_hook (strata_copy.h) and its argument; 0 for none.
 
-        Source and target are held until the ticket ends. Raises Refused (nothing was written), Failed (the target is INVALID),
+        Source and target are held until the ticket ends. Raises Refused (nothing was written; where an image got no room, or another
+        thread changed a state meanwhile, some of its pool may have been evicted), Failed (the target is INVALID),
         Poisoned.
         """
         plan_data(self)
@@ -698,7 +715,7 @@ cdef class Plan:
         cdef Emission emission
         cdef Known known
         found = []
-        fill_request(&values, self.layout, upto, None, begin, None, None, None)
+        fill_request(&values, self.target.layout, upto, None, begin, None, None, None)
         units = <Units *>calloc(layout.n_parts, sizeof(Units))
         if units == NULL:
             raise MemoryError
@@ -970,10 +987,9 @@ cdef class Copier:
         cdef Error error
         cdef RequestValues values
         cdef Ticket ticket
+        cdef PoolData *pool = (<Image>plan.target).pool if isinstance(plan.target, Image) else NULL
         cdef int status
         self._alive()
-        if isinstance(plan.target, Image):
-            plan.target.reserve(upto)
         fill_request(&values, plan.target.layout, upto, after, begin, groups, src_bank, dst_bank)
         fill_way(&values, src_generation, dst_generation, priority, bytes_ahead, feed, hook, hook_arg)
         self._collect()
@@ -983,7 +999,9 @@ cdef class Copier:
         self.submitting += 1
         try:
             with nogil:
-                status = submit_plan(plan.data, &values.request, &ticket.ticket, &error)
+                status = room_in_target(plan.data, pool, &values.request, &error)
+                if status == OK:
+                    status = submit_plan(plan.data, &values.request, &ticket.ticket, &error)
             if status == OK:
                 ticket.value, ticket.status = ticket.ticket.v, AGAIN
                 _held[ticket.value] = plan.states
@@ -1032,7 +1050,7 @@ cdef class Ticket:
 
     def wait_layer(self, layer, stream, timeout=0.0):
         """`stream` waits for all bytes that `layer` needs."""
-        return self._wait(whole("layer", layer, 0, self.plan.target.layout.layers - 1), stream, timeout)
+        return self._wait(whole("layer", layer, 0, ticket_plan(self).target.layout.layers - 1), stream, timeout)
 
     def wait_done(self, stream, timeout=0.0):
         """`stream` waits for the whole copy: the target may be read behind it."""
@@ -1103,11 +1121,11 @@ cdef class Ticket:
 
     @property
     def target(self):
-        return self.plan.target
+        return ticket_plan(self).target
 
     @property
     def routes(self):
-        return self.plan.routes()
+        return ticket_plan(self).routes()
 
     @property
     def bytes(self):
@@ -1162,6 +1180,7 @@ cdef class Ticket:
         cdef Error error
         cdef abi.Ticket ticket = self.ticket
         cdef int status
+        ticket_plan(self)
         if self.status != AGAIN:
             observed(<void *>self)      # another thread may have been the first
             return self.last
@@ -1372,6 +1391,37 @@ cdef StateData *state_data(State state) except NULL:
     return state.data
 
 
+cdef ImageData *image_data(Image image) except NULL:
+    if state_data(image).image == NULL:
+        raise TypeError("an Image is needed, not one whose __init__ did not run")
+    return <ImageData *>image.data.image
+
+
+cdef PoolData *pool_data(Pool pool, const char *call) except NULL:
+    """For a call that takes the pool's lock: who has it may wait for the copier's, which hooks run under."""
+    cdef Error error
+    if pool.data == NULL:
+        raise TypeError("a Pool is needed, not one whose __init__ did not run")
+    if in_hook():
+        clear(&error)
+        of_hook(call, &error)
+        raise_error(&error)
+    return pool.data
+
+
+cdef int room_in_target(PlanData *plan, PoolData *pool, const abi.Request *request, Error *error) noexcept nogil:
+    """Where the target is an image that lacks it: once nothing else is in the way of the copy, for others may have to go for it."""
+    cdef int status
+    if room_missing(plan.target, request.upto, request.n_marks) == 0:
+        return OK
+    status = submit_ahead(plan, request, error)
+    if status != OK:
+        return status
+    if pool == NULL:
+        return make_room(plan.target, request.upto, request.n_marks, error)
+    return pool_reserve(pool, plan.target, request.upto, request.n_marks, plan.sources, plan.n_sources, error)
+
+
 cdef int check_era(State state) except -1:
     """Pageable memory is nobody's of the host runtime. An image names no places."""
     cdef Error error
@@ -1387,6 +1437,12 @@ cdef PlanData *plan_data(Plan plan) except NULL:
     if plan is None or plan.data == NULL:
         raise TypeError("a Plan that Copier.plan made is needed")
     return plan.data
+
+
+cdef Plan ticket_plan(Ticket ticket):
+    if ticket.plan is None:
+        raise TypeError("a Ticket that Plan.submit made is needed")
+    return ticket.plan
 
 
 cdef Ticket new_ticket(Plan plan):

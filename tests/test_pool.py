@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import strata_copy as sc
-from fixtures import SYNCED, after_copy, differences, small_layout
+from fixtures import CAPACITY, SYNCED, after_copy, differences, small_layout
+from hooks import Hook
 from strata_copy import runtime
 
 LAYOUT = small_layout("int8", layers=4)
@@ -60,6 +61,7 @@ def test_images_are_found_by_their_keys(copier, memory, pool):
     assert len(kept) == 3
     assert "a" in kept
     assert "c" not in kept
+    assert list(kept) == kept.keys()
     assert kept["a"] is kept.image("a")
     assert kept["a"].blob == b"ids of 1"
     target = memory(LAYOUT, 9)
@@ -123,7 +125,8 @@ def test_what_is_pinned_stays(copier, memory, pool):
     with pytest.raises(KeyError):
         kept.pin("b")
     del kept["a"]
-    refused(lambda: kept.__delitem__("a"), "place")
+    with pytest.raises(KeyError):
+        del kept["a"]
 
 
 def test_what_is_in_flight_stays(copier, memory, pool, held):
@@ -149,10 +152,190 @@ def test_an_image_that_grows_takes_from_the_others(copier, memory, pool):
         park(copier, source, kept, key, upto=UPTO)
     image = kept["a"]
     assert copier.submit(source.state, image, upto=2 * UPTO, after=SYNCED).sync(timeout=60)
-    assert kept.evicted()[0] == "b"
     assert "a" in kept
     refused(lambda: image.reserve(100 * UPTO), "capacity")
-    assert kept.keys() == ["a"]
+    assert kept.evicted() == ["b"]
+    assert kept.keys() == ["c", "a"]
+
+
+def ages(pool):
+    """What a call that did nothing leaves as it is."""
+    return pool.keys(), pool.evicted(), {key: pool.usage()[key] for key in ("images", "bytes", "free", "evictions")}
+
+
+def two_images_that_fill_the_arena(copier, memory, pool):
+    kept, source = pool(2), memory(LAYOUT, 1)
+    for key in "ab":
+        park(copier, source, kept, key)
+    return kept, source, ages(kept)
+
+
+@pytest.mark.parametrize("key", ["b", "c"])
+@pytest.mark.parametrize("upto", [8 * UPTO, (1 << 62) - 1])
+def test_nobody_goes_for_what_all_of_them_could_not_give(copier, memory, pool, key, upto):
+    kept, _, before = two_images_that_fill_the_arena(copier, memory, pool)
+    assert "images that may go" in refused(lambda: kept.image(key, upto), "capacity")
+    assert ages(kept) == before
+
+
+def test_nobody_goes_for_an_image_that_cannot_be_made(copier, memory, pool):
+    kept, _, before = two_images_that_fill_the_arena(copier, memory, pool)
+    refused(lambda: kept.image("c", (UPTO, UPTO)), "mark")
+    refused(lambda: kept.image("c", -1), "mark")
+    with pytest.raises(TypeError):
+        kept.image("c", UPTO, blob=7)
+    assert ages(kept) == before
+    kept.pin("a")
+    kept.pin("b")
+    refused(lambda: kept.image("c"), "capacity")
+    assert ages(kept) == before
+
+
+def test_a_first_image_that_gets_no_room_leaves_no_entry(pool):
+    kept = pool(1)
+    refused(lambda: kept.image("a", 8 * UPTO), "capacity")
+    assert ages(kept) == ([], [], {"images": 0, "bytes": 0, "free": kept.arena.pinned, "evictions": 0})
+    assert kept.image("a", UPTO).bytes > 0
+
+
+def bad_submits(copier, source, image):
+    """Submits that would need room, but for what is wrong with each."""
+    return {
+        "order": lambda: copier.submit(source.state, image, upto=2 * UPTO),
+        "generation": lambda: copier.submit(source.state, image, upto=2 * UPTO, after=SYNCED, dst_generation=77),
+        "mark": lambda: copier.submit(source.state, image, upto=2 * UPTO, begin=2 * UPTO + 1, after=SYNCED),
+        "capacity": lambda: copier.submit(source.state, image, upto=CAPACITY + 8, after=SYNCED),
+        "bank": lambda: copier.submit(source.state, image, upto=2 * UPTO, after=SYNCED, src_bank=3),
+        "request": lambda: copier.submit(source.state, image, upto=2 * UPTO, after=sc.Event(0)),
+    }
+
+
+@pytest.mark.parametrize("reason", bad_submits(None, None, None))
+def test_nobody_goes_for_a_submit_that_is_refused(copier, memory, pool, reason):
+    kept, source, before = two_images_that_fill_the_arena(copier, memory, pool)
+    image = kept["b"]
+    refused(bad_submits(copier, source, image)[reason], reason)
+    assert ages(kept) == before
+    assert copier.submit(source.state, image, upto=2 * UPTO, after=SYNCED).sync(timeout=60)
+    assert kept.evicted() == ["a"]
+
+
+def test_nobody_goes_for_a_submit_without_a_ticket(memory, pool, held):
+    with sc.Copier(tickets=1) as copier:
+        kept, source, before = two_images_that_fill_the_arena(copier, memory, pool)
+        image, other = kept["b"], memory(LAYOUT, 2)
+        ticket = copier.submit(source.state, other.state, upto=UPTO, after=held.wait)
+        assert copier.submit(source.state, image, upto=2 * UPTO, after=SYNCED) is None
+        assert ages(kept) == before
+        held.open()
+        assert ticket.sync(timeout=60)
+        assert copier.submit(source.state, image, upto=2 * UPTO, after=SYNCED).sync(timeout=60)
+        assert kept.evicted() == ["a"]
+
+
+def test_the_source_of_a_copy_stays(copier, memory, pool):
+    kept, source, target = pool(3), memory(LAYOUT, 1), memory(LAYOUT, 2)
+    for key in "abc":
+        park(copier, source, kept, key)
+    del kept["c"]
+    parked, copy = kept["a"], kept.image("d")
+    kept["b"]  # so that the source would be the first to go
+    assert copier.submit(source.state, kept["b"], upto=UPTO + 20, after=SYNCED).sync(timeout=60)
+    kept["b"]
+    assert copier.submit(parked, copy, upto=UPTO, after=SYNCED).sync(timeout=60)
+    assert kept.evicted() == ["b"]
+    assert copy.publish()
+    assert copier.submit(copy, target.state, upto=UPTO, after=SYNCED).sync(timeout=60)
+    assert differences(target, after_copy(source, target, UPTO)) == []
+
+
+def test_a_copy_for_which_only_its_source_could_go_is_refused(copier, memory, pool):
+    kept, source, _ = two_images_that_fill_the_arena(copier, memory, pool)
+    del kept["b"]
+    copy = kept.image("c")
+    park(copier, source, kept, "a", upto=UPTO + 8)
+    before = ages(kept)
+    refused(lambda: copier.submit(kept["a"], copy, upto=UPTO, after=SYNCED), "capacity")
+    assert sorted(kept.keys()) == sorted(before[0])
+    assert ages(kept)[1:] == before[1:]
+
+
+@pytest.mark.parametrize("asked", ["found", "made", "made with room", "deleted", "pinned", "listed", "evicting"])
+def test_an_image_that_was_discarded_is_gone_from_the_pool(copier, memory, pool, asked):
+    kept, source, _ = two_images_that_fill_the_arena(copier, memory, pool)
+    dead = kept["a"]
+    kept["b"]
+    dead.discard()
+    if asked in ("found", "deleted", "pinned"):
+        act = {"found": kept.__getitem__, "deleted": kept.__delitem__, "pinned": kept.pin}[asked]
+        with pytest.raises(KeyError):
+            act("a")
+        assert kept.usage()["misses"] == (asked == "found")
+    elif asked == "listed":
+        assert "a" not in kept
+        assert (len(kept), list(kept), kept.usage()["images"]) == (1, ["b"], 1)
+    elif asked == "evicting":
+        park(copier, source, kept, "c")
+        assert kept.evicted() == []
+        park(copier, source, kept, "d")
+        assert kept.evicted() == ["b"]
+    else:
+        image = kept.image("a", UPTO if asked == "made with room" else None)
+        assert image is not dead
+        assert not image.published
+        assert kept["a"] is image
+        park(copier, source, kept, "a")
+    assert kept.usage()["evictions"] == (asked == "evicting")
+    park(copier, source, kept, "a")
+    assert kept.keys()[-1] == "a"  # as it was given
+
+
+def test_a_pool_keeps_nothing_of_images_that_were_discarded(pool):
+    kept = pool(1)
+    for turn in range(1000):
+        kept.image(str(turn), UPTO).discard()
+    gc.collect()
+    assert sum(isinstance(thing, sc.Image) for thing in gc.get_objects()) < 100
+    assert kept.evicted() == []
+
+
+POOL_CALLS = {
+    "image": lambda pool: pool.image("c", UPTO),
+    "pool[key]": lambda pool: pool["a"],
+    "del pool[key]": lambda pool: pool.__delitem__("a"),
+    "pin": lambda pool: pool.pin("a"),
+    "unpin": lambda pool: pool.unpin("a"),
+    "evicted": lambda pool: pool.evicted(),
+    "keys": lambda pool: pool.keys(),
+    "len": len,
+    "iter": list,
+    "in": lambda pool: "a" in pool,
+    "usage": lambda pool: pool.usage(),
+}
+
+
+def test_a_hook_may_not_use_a_pool(copier, memory, pool):
+    """A copier's lock is held around a hook, and who uses a pool may need it."""
+    kept, source, before = two_images_that_fill_the_arena(copier, memory, pool)
+    image, target, told = kept["b"], memory(LAYOUT, 2), []
+
+    def act(layer, device, stream):
+        for name, call in {**POOL_CALLS, "reserve": lambda _: image.reserve(2 * UPTO)}.items():
+            told.append((name, refused(lambda call=call: call(kept), "hook")))
+        assert "2 images" in repr(kept)
+
+    hook = Hook(act)
+    assert copier.submit(source.state, target.state, upto=UPTO, after=SYNCED, **hook.how).sync(timeout=60)
+    assert hook.errors == []
+    assert len(told) == (len(POOL_CALLS) + 1) * LAYOUT.layers
+    assert ages(kept) == before
+
+
+@pytest.mark.parametrize("call", POOL_CALLS)
+def test_a_pool_whose_init_did_not_run_is_refused(call):
+    with pytest.raises(TypeError, match="__init__ did not run"):
+        POOL_CALLS[call](sc.Pool.__new__(sc.Pool))
+    assert "0 images" in repr(sc.Pool.__new__(sc.Pool))
 
 
 @pytest.mark.parametrize("key", ["", b"", "x" * 65, "ä" * 33, 7, None])

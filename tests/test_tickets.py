@@ -219,6 +219,42 @@ def test_plans_and_tickets_are_made_by_their_makers():
             made()
 
 
+PLAN_CALLS = {
+    "address": lambda plan: plan.address,
+    "layout": lambda plan: plan.layout,
+    "routes": lambda plan: plan.routes(),
+    "submit": lambda plan: plan.submit(9, after=SYNCED),
+    "extents": lambda plan: plan.extents(9),
+}
+TICKET_CALLS = {
+    "wait_layer": lambda ticket: ticket.wait_layer(0, 0x1234),
+    "wait_done": lambda ticket: ticket.wait_done(0x1234),
+    "wait_source": lambda ticket: ticket.wait_source(0x1234),
+    "sync": lambda ticket: ticket.sync(),
+    "cancel": lambda ticket: ticket.cancel(),
+    "poll": lambda ticket: ticket.poll(),
+    "done": lambda ticket: ticket.done,
+    "error": lambda ticket: ticket.error,
+    "target": lambda ticket: ticket.target,
+    "routes": lambda ticket: ticket.routes,
+    "bytes": lambda ticket: ticket.bytes,
+    "seconds": lambda ticket: ticket.seconds,
+    "repr": repr,
+}
+
+
+@pytest.mark.parametrize("call", PLAN_CALLS)
+def test_a_plan_that_no_copier_made_is_refused(call):
+    with pytest.raises(TypeError, match=r"a Plan that Copier\.plan made"):
+        PLAN_CALLS[call](sc.Plan.__new__(sc.Plan))
+
+
+@pytest.mark.parametrize("call", TICKET_CALLS)
+def test_a_ticket_that_no_plan_made_is_refused(call):
+    with pytest.raises(TypeError, match=r"a Ticket that Plan\.submit made"):
+        TICKET_CALLS[call](sc.Ticket.__new__(sc.Ticket))
+
+
 def test_a_waiting_thread_does_not_hold_the_others_up(held, scene):
     """sync releases the GIL."""
     ticket = scene.submit(after=held.wait)

@@ -92,6 +92,8 @@ cdef void plan_drop(PlanData *plan) noexcept nogil
 # request does not name `begin`, they are what the states' lineages do not cover; `known` is for kinship.pxd: handed_on.
 cdef int units_to_move(const PlanData *plan, const Request *request, Units *units, int64_t *bytes, Known *known,
                        Error *error) noexcept nogil
+# The same but for the room in a target that is an image, which may still be given it.
+cdef int units_asked(const PlanData *plan, const Request *request, Units *units, int64_t *bytes, Known *known, Error *error) noexcept nogil
 
 # Banks hold running state; a part that grows and is kept once has only bank 0, whatever bank its group moves.
 cdef inline int64_t bank_of(const int64_t *banks, const PartSpec *part, const PlaceSpec *place) noexcept nogil:

@@ -61,6 +61,12 @@ cdef void plan_drop(PlanData *plan) noexcept nogil:
 
 cdef int units_to_move(const PlanData *plan, const Request *request, Units *units, int64_t *bytes, Known *known,
                        Error *error) noexcept nogil:
+    cdef int status = units_asked(plan, request, units, bytes, known, error)
+    return status if status != OK else check_room(plan, units, error)     # last, for more of it may be had
+
+
+cdef int units_asked(const PlanData *plan, const Request *request, Units *units, int64_t *bytes, Known *known,
+                     Error *error) noexcept nogil:
     cdef int status = check_request(plan.target.layout, request, error)
     if status != OK:
         return status
@@ -94,7 +100,7 @@ cdef int find_units(const PlanData *plan, const Request *request, Units *units, 
             return status
         live_units(&part.growth, request.upto, &units[i])
         status = check_capacity(plan.parts[i].source, i, &units[i], "source", error)
-        if status == OK:
+        if status == OK and plan.target.image == NULL:
             status = check_capacity(plan.target, i, &units[i], "target", error)
         if status != OK:
             return status
@@ -104,6 +110,19 @@ cdef int find_units(const PlanData *plan, const Request *request, Units *units, 
     error.part = error.layer = -1
     status = check_banks_used(layout, request, request.src_bank, src_used, "source", error)
     return status if status != OK else check_banks_used(layout, request, request.dst_bank, dst_used, "target", error)
+
+
+cdef int check_room(const PlanData *plan, const Units *units, Error *error) noexcept nogil:
+    """Of a target that is an image."""
+    cdef int32_t i
+    cdef int status
+    for i in range(plan.target.layout.n_parts if plan.target.image != NULL else 0):
+        error.part, error.layer = i, plan.target.layout.parts[i].layer
+        status = check_capacity(plan.target, i, &units[i], "target", error)
+        if status != OK:
+            return status
+    error.part = error.layer = -1
+    return OK
 
 
 cdef void keep_together(const PlanData *plan, Units *units) noexcept nogil:

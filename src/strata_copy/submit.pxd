@@ -28,3 +28,5 @@ cdef struct Submission:
 # Ties a new plan to the copier of this number, which will carry it: OK, or REFUSED where that is closed or has not what the plan needs.
 cdef int adopt_plan(PlanData *plan, uint64_t number, Error *error) noexcept nogil
 cdef int submit_plan(PlanData *plan, const Request *request, Ticket *ticket, Error *error) noexcept nogil
+# What submit_plan would say now before it takes a ticket, but for the room in a target that is an image: OK, AGAIN, REFUSED or POISONED.
+cdef int submit_ahead(PlanData *plan, const Request *request, Error *error) noexcept nogil

@@ -26,7 +26,7 @@ from strata_copy.lanes cimport (
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
     MAX_DEVICES, ROUTE_IN, ROUTE_LOCAL, ROUTE_OUT, ROUTE_PEER, ROUTE_RELAY, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, PartRoute,
-    PlanData, Units, bytes_of, is_staged, plan_hold, plan_settle, units_to_move,
+    PlanData, Units, bytes_of, is_staged, plan_hold, plan_settle, units_asked, units_to_move,
 )
 from strata_copy.states cimport TICKET_BITS, TICKET_WORDS, StateData, slot_of
 from strata_copy.system cimport pthread_mutex_lock, pthread_mutex_unlock
@@ -42,11 +42,20 @@ cdef enum:
 
 cdef int submit_plan(PlanData *plan, const Request *request, Ticket *ticket, Error *error) noexcept nogil:
     """OK and a ticket; AGAIN without a free one; REFUSED before the first copy call; FAILED after it, with every lane quiet."""
+    ticket.v = 0
+    return under_lock(plan, request, ticket, error)
+
+
+cdef int submit_ahead(PlanData *plan, const Request *request, Error *error) noexcept nogil:
+    return under_lock(plan, request, NULL, error)
+
+
+cdef int under_lock(PlanData *plan, const Request *request, Ticket *ticket, Error *error) noexcept nogil:
+    """ticket == NULL: up to where it would be taken."""
     cdef Submission s
     cdef int status
     memset(&s, 0, sizeof(s))
     s.copier, s.plan, s.request, s.error = the_tables(), plan, request, error
-    ticket.v = 0
     if in_hook():
         return of_hook("submit", error)
     pthread_mutex_lock(&s.copier.lock)
@@ -56,7 +65,7 @@ cdef int submit_plan(PlanData *plan, const Request *request, Ticket *ticket, Err
     if status == OK:
         status = guard_enter(&s.guard, error)
         if status == OK:
-            status = submit_locked(&s, ticket)
+            status = submit_locked(&s, ticket) if ticket != NULL else look_ahead(&s)
             guard_leave(&s.guard, status, error)
         if status == POISONED and s.slot == NULL:
             poison_devices(&s)
@@ -73,16 +82,9 @@ cdef int submit_locked(Submission *s, Ticket *ticket) noexcept nogil:
     if status == OK:
         status = units_to_move(s.plan, s.request, s.copier.units, &s.bytes, &s.known, s.error)
     if status == OK:
-        status = check_waits(s)
-    if status == OK:
-        status = measure(s)
+        status = find_way_to_queue(s, &job)
     if status != OK:
         return status
-    s.behind_fed = comes_behind_fed(s)
-    if is_fed(s):
-        job = take_job(s.copier)
-        if job == NULL or (s.request.flags & QUEUE_ALL and not s.staged):
-            return AGAIN
     s.slot = take_slot(s, started)
     if s.slot == NULL:
         return AGAIN
@@ -103,6 +105,33 @@ cdef int submit_locked(Submission *s, Ticket *ticket) noexcept nogil:
     s.slot.submitted = now()
     if job == NULL:
         store_i32(&s.slot.status, AGAIN)
+    return OK
+
+
+cdef int look_ahead(Submission *s) noexcept nogil:
+    cdef Job *job = NULL
+    cdef int status
+    sweep(s.copier)
+    status = check_plan_now(s)
+    if status == OK:
+        status = units_asked(s.plan, s.request, s.copier.units, &s.bytes, &s.known, s.error)
+    if status == OK:
+        status = find_way_to_queue(s, &job)
+    return status if status != OK or free_slot(s.copier) != NULL else AGAIN
+
+
+cdef int find_way_to_queue(Submission *s, Job **job) noexcept nogil:
+    """job: of the worker's, where it queues the copy."""
+    cdef int status = check_waits(s)
+    if status == OK:
+        status = measure(s)
+    if status != OK:
+        return status
+    s.behind_fed = comes_behind_fed(s)
+    if is_fed(s):
+        job[0] = take_job(s.copier)
+        if job[0] == NULL or (s.request.flags & QUEUE_ALL and not s.staged):
+            return AGAIN
     return OK
 
 
@@ -196,13 +225,9 @@ cdef bint comes_behind_fed(const Submission *s) noexcept nogil:
 cdef Slot *take_slot(Submission *s, int64_t started) noexcept nogil:
     """A free slot with source and target held, or NULL."""
     global generations
-    cdef Slot *slot
-    cdef int32_t i, d, n_layers = s.plan.target.layout.n_layers
-    for i in range(s.copier.n_slots):
-        slot = &s.copier.slots[i]
-        if slot.ticket == 0 and load_i32(&slot.pins) == 0:
-            break
-    else:
+    cdef Slot *slot = free_slot(s.copier)
+    cdef int32_t d, n_layers = s.plan.target.layout.n_layers
+    if slot == NULL:
         return NULL
     generations += 1
     slot.plan = s.plan
@@ -232,8 +257,16 @@ cdef Slot *take_slot(Submission *s, int64_t started) noexcept nogil:
     for d in range(s.plan.n_sources):
         add_i32(&s.plan.sources[d].holds, 1)
     store_i32(&slot.status, QUEUING)
-    store_u64(&slot.ticket, generations << TICKET_BITS | <uint64_t>i)
+    store_u64(&slot.ticket, generations << TICKET_BITS | <uint64_t>(slot - s.copier.slots))
     return slot
+
+
+cdef Slot *free_slot(CopierData *copier) noexcept nogil:
+    cdef int32_t i
+    for i in range(copier.n_slots):
+        if copier.slots[i].ticket == 0 and load_i32(&copier.slots[i].pins) == 0:
+            return &copier.slots[i]
+    return NULL
 
 
 cdef void depend(const Submission *s, Slot *slot) noexcept nogil:
