@@ -151,6 +151,9 @@ cdef int pool_remove(PoolData *pool, const Key *key, Error *error) noexcept nogi
         status = outcome(error, REFUSED, REASON_BUSY, "the image is pinned %ld times: unpin it first", error.found)
     else:
         status = image_discard(pool.entries[i].image, error)
+        if status != OK and error.reason == REASON_CLOSED:      # the engine did so itself, just now
+            clear(error)
+            status = OK
         if status == OK:
             take_out(pool, i, False)
     pthread_mutex_unlock(&pool.lock)
