@@ -228,7 +228,7 @@ def patch_value(source, i, banks):
 
 
 def is_patched(part, upto, begin):
-    """Whether the patch of a part is written, or holds. None is where a request names a `begin` behind its last unit."""
+    """Whether the patch of a part is written, or holds. A `begin` behind its last unit leaves that as it is."""
     mark = part.growth.mark
     end = units(part.growth, upto[mark])
     return end > 0 and (begin is None or settled(part.growth, begin[mark]) < end)

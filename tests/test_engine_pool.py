@@ -90,6 +90,9 @@ def test_a_take_after_a_park_without_a_step_moves_nothing(pooled):
     slot = engine.slots[0]
     slot.append(1, 41)
     engine.park(slot, "one", wait=True)
+    layout = slot.state.layout
+    spare = sum(layout.parts[layout.index(patch.layer, patch.part)].unit_bytes for patch in layout.patches)
+    assert engine.take(0, "one", slot.ids).moved == spare  # the slot's are what its engine wrote
     assert engine.take(0, "one", slot.ids).moved == 0
     restored = takes(lambda: engine.restore("one", slot.ids), slot, engine.main, (41, 41))
     assert restored.moved == restored.bytes
