@@ -30,7 +30,7 @@ from strata_copy.copier cimport Opening, the_copier
 from strata_copy.cudart cimport clear, observed, outcome, published, require_runtime
 from strata_copy.hooks cimport in_hook, of_hook
 from strata_copy.images cimport (
-    MAX_IMAGE_BANKS, Blob, ImageData, blob_drop, image_discard, image_marks, image_new, image_shown,
+    MAX_IMAGE_BANKS, Blob, ImageData, blob_drop, image_discard, image_marks, image_new, image_shown, image_visible,
 )
 from strata_copy.images cimport image_blob as set_blob, image_publish as show_image, image_reserve as make_room
 from strata_copy.lineage cimport (
@@ -51,7 +51,7 @@ from strata_copy.pool cimport (
     pool_remove, pool_reserve, pool_table, room_missing,
 )
 from strata_copy.raising cimport raise_error
-from strata_copy.states cimport MAX_TICKETS, VISIBLE, StateData, check_places, state_drop, state_new
+from strata_copy.states cimport MAX_TICKETS, StateData, check_places, state_drop, state_new
 from strata_copy.submit cimport adopt_plan, submit_ahead, submit_plan
 from strata_copy.tickets cimport (
     check_not_default, reset_state, state_users, ticket_look, ticket_poll, ticket_release, ticket_sync, ticket_wait_done,
@@ -419,7 +419,7 @@ cdef class Image(State):
     @property
     def published(self):
         """Whether it may be copied from."""
-        return load_i32(&state_data(self).visibility) == VISIBLE
+        return image_visible(state_data(self))
 
     @property
     def marks(self):

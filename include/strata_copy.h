@@ -186,7 +186,7 @@ typedef struct {
     /* The ticket's number is free again once the copy has ended; sets *ticket to 0. */
     void (*release)(strata_ticket *);
     uint64_t (*state_generation)(const strata_state *);
-    /* The state starts anew: valid again after a failed copy. BUSY while a ticket uses it. */
+    /* The state starts anew: valid again after a failed copy. BUSY while a ticket uses it, CLOSED for an image that was discarded. */
     int (*state_reset)(strata_state *, strata_error *);
     /* OK: the ticket stops at the next chunk and ends CANCELLED once what is queued has landed: poll it. AGAIN: everything is queued
      * already, or it has ended. */

@@ -307,6 +307,7 @@ def test_an_image_whose_copy_failed_is_not_published(copier, memory, arena):
     with pytest.raises(sc.Failed):
         copier.submit(source.state, image, upto=(20, 20), after=SYNCED)
     host_runtime.clear_faults()
+    assert (image.valid, image.published, image.marks) == (False, False, None)
     refused(image.publish, "invalid")
     image.reset()
     assert not image.published

@@ -52,6 +52,8 @@ cdef int image_discard(StateData *state, Error *error) noexcept nogil
 # What is published; both may be asked anywhere. The blob is held for the caller (blob_drop); NULL: none.
 cdef Blob *image_shown(StateData *state) noexcept nogil
 cdef void blob_drop(Blob *blob) noexcept nogil
+# Published, and no copy into it has failed since.
+cdef bint image_visible(const StateData *state) noexcept nogil
 # Of each mark the least that a group which was copied has by it, 0 where none has. False: the image is not published.
 cdef bint image_marks(StateData *state, int64_t *marks) noexcept nogil
 

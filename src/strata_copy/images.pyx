@@ -304,12 +304,16 @@ cdef void blob_drop(Blob *blob) noexcept nogil:
 
 cdef bint image_marks(StateData *state, int64_t *marks) noexcept nogil:
     cdef bint locked = lock_unless_hook()
-    cdef bint visible = load_i32(&state.visibility) == VISIBLE
+    cdef bint visible = image_visible(state)
     if visible:
         least_marks(state, marks)
     if locked:
         pthread_mutex_unlock(&the_tables().lock)
     return visible
+
+
+cdef bint image_visible(const StateData *state) noexcept nogil:
+    return load_i32(&state.visibility) == VISIBLE and load_i32(&state.invalid) == 0
 
 
 cdef void least_marks(const StateData *state, int64_t *marks) noexcept nogil:

@@ -228,7 +228,8 @@ cdef int copy_row(const DeviceLanes *device, const Lane *lane, void *target, con
     return cuda_failed(FAILED, code, "cudaMemcpyPeerAsync" if lane.crosses else "cudaMemcpyAsync", device.device, guard, error)
 
 
-cdef int copy_rows_across(const DeviceLanes *device, const Lane *lane, const Extent *piece, const Guard *guard, Error *error) noexcept nogil:
+cdef int copy_rows_across(const DeviceLanes *device, const Lane *lane, const Extent *piece, const Guard *guard,
+                          Error *error) noexcept nogil:
     cdef cudaMemcpy3DPeerParms rows
     cdef int code
     memset(&rows, 0, sizeof(rows))
