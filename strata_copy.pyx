@@ -753,9 +753,9 @@ cdef class Copier:
         was not told; 10, None for never. window: chunks that a long copy, which a worker thread queues, has ahead on a device, 8 times as
         long ones by P2P; 8. device_memory: bytes on each device for the ring of `ring_slots` chunks through which pinned memory is
         copied to pinned memory; 14 MiB in 4. pinned_memory: bytes of pinned memory for each device for the 4 chunks through which pageable
-        memory is reached; 64 MiB. helpers: threads that copy host memory beside the worker: between these chunks and pageable memory, and a share of
-        what is fed from pinned to pinned memory without a hook or `bytes_ahead` (0 where that is write-combined, which processors read
-        slowly); 7. relay_memory: bytes of pinned memory for each direction between two devices without P2P, made when a plan needs it;
+        memory is reached; 64 MiB. helpers: threads that copy host memory beside the worker: between these chunks and pageable memory, and a
+        share of what is fed from pinned to pinned memory without a hook or `bytes_ahead` (0 where that is write-combined, which processors
+        read slowly); 7. relay_memory: bytes of pinned memory for each direction between two devices without P2P, made when a plan needs it;
         32 MiB in `relay_slots` chunks, 4. Where several directions are in use they hold about as much together.
 
     Opening makes everything that copies need, so that none of them allocates. It opens the runtime: the CUDA runtime, or what
