@@ -226,12 +226,13 @@ def test_an_arena_whose_init_did_not_run_is_refused(what):
 @pytest.mark.parametrize("call", ["attach", "register"])
 @pytest.mark.parametrize(("base", "size"), [(2**64 - 4096, 4096), (2**64 - 4096, 8192), (4096, 2**64 - 4096)])
 def test_memory_that_goes_on_beyond_the_last_address_is_refused(call, base, size):
+    memory = Mapped(PIECE)
     with opened(2, background=True, pause=10.0) as arena:
         before = arena.registered, arena.pinned, arena.pieces
         with pytest.raises((sc.Refused, ValueError), match=r"beyond the last address|may be 1 to"):
             getattr(arena, call)(base, size)
         assert (arena.registered, arena.pinned, arena.pieces) == before
-        arena.attach(Mapped(PIECE).base, PIECE)  # the budget has it still
+        arena.attach(memory.base, PIECE)  # the budget has it still
 
 
 @pytest.mark.host

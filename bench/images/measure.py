@@ -68,7 +68,9 @@ class Images:
         for length in (self.upto * step // steps for step in range(1, steps + 1)):
             plan.submit(length, begin=begin, after=CALLER_SYNCED).sync()
             begin = length
-        park, take = self.cases(image)
+        park = Park(self.setting, self.slot, image, self.upto)
+        image.publish()
+        take = self.take(image)
         for direction, case, way in (("slot -> image", park, "d2h"), ("image -> slot", take, "h2d")):
             self.bench.measure(f"{direction}, {name}, grown over {steps} turns", [case], way, None)
             self.bench.measure(f"the same by one bare stream, {direction}, grown", [case], way, None, bare=1)
@@ -76,10 +78,10 @@ class Images:
 
     def landed(self, name: str) -> list[Figure]:
         """Images that have landed in one copy. Returns the figures that are no shares."""
-        park, take = self.cases(self.image())
+        park, at_once = (Park(self.setting, self.slot, self.image(), self.upto) for _ in range(2))
         self.bench.measure(f"slot -> image, {name}", [park], "d2h", PINNED)
+        take = self.take(park.image)
         self.bench.measure(f"image -> slot, {name}", [take], "h2d", PINNED)
-        at_once, _ = self.cases(self.image())
         self.bench.measure(f"both directions at once, {name}", [at_once, take], "two_way", BOTH_WAYS)
         return [*self.beside(at_once, take), *turns.rows(self.setting, self.bench.result, park, take)]
 
@@ -99,10 +101,9 @@ class Images:
         self.made.append(Image(self.arena, self.slot.layout, chunk=chunk))
         return self.made[-1]
 
-    def cases(self, image: Image) -> tuple[Park, Case]:
-        """The whole conversation from the slot into an image, and from there into the other slot."""
-        park = Park(self.setting, self.slot, image, self.upto)
-        return park, Case(self.setting, self.slot, self.other, self.upto, image=image)
+    def take(self, image: Image) -> Case:
+        """The whole conversation from an image that is published into the other slot."""
+        return Case(self.setting, self.slot, self.other, self.upto, image=image)
 
     def discard(self) -> None:
         while self.made:
