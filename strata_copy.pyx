@@ -752,7 +752,7 @@ cdef class Copier:
         copy between device and host leaves a gap for others; 32 MiB. patience: seconds after which CUDA is asked for a ticket whose end
         was not told; 10, None for never. window: chunks that a long copy, which a worker thread queues, has ahead on a device, 8 times as
         long ones by P2P; 8. device_memory: bytes on each device for the ring of `ring_slots` chunks through which pinned memory is
-        copied to pinned memory; 14 MiB in 4. pinned_memory: bytes of pinned memory for each device for the 4 chunks through which pageable
+        copied to pinned memory; 12 MiB in 4. pinned_memory: bytes of pinned memory for each device for the 4 chunks through which pageable
         memory is reached; 64 MiB. helpers: threads that copy host memory beside the worker: between these chunks and pageable memory, and a
         share of what is fed from pinned to pinned memory without a hook or `bytes_ahead` (0 where that is write-combined, which processors
         read slowly); 7. relay_memory: bytes of pinned memory for each direction between two devices without P2P, made when a plan needs it;
@@ -769,7 +769,7 @@ cdef class Copier:
     cdef dict _links            # of device ordinals
     cdef int submitting         # threads between their call of submit and the Ticket of it; under the GIL
 
-    def __init__(self, devices=(0,), *, tickets=64, layer_events=128, chunk=32 << 20, patience=10.0, window=8, device_memory=14 << 20,
+    def __init__(self, devices=(0,), *, tickets=64, layer_events=128, chunk=32 << 20, patience=10.0, window=8, device_memory=12 << 20,
                  ring_slots=4, pinned_memory=64 << 20, helpers=7, relay_memory=32 << 20, relay_slots=4):
         cdef Opening opening
         if self.data != NULL:
