@@ -135,9 +135,10 @@ cdef int32_t _end_flight() except? -1:
     global _ending
     cdef CopierData *copier
     cdef int32_t flying
-    if not _turn.lock.acquire(timeout=EXIT_PATIENCE):       # another thread's close waits for what does not end
-        return -1
     _ending = True
+    # Another thread's close waits for what does not end, or a slow way between devices is tried: the copier may be taken apart meanwhile.
+    if not _turn.lock.acquire(timeout=EXIT_PATIENCE):
+        return -1
     copier = the_copier()
     if copier != NULL:
         let_no_more_in(copier)
@@ -595,8 +596,11 @@ cdef class Pool:
     def _pin(self, key, int32_t pins):
         cdef PoolData *data = pool_data(self, "pin")
         cdef Key c_key
+        cdef bint done
         fill_key(key, &c_key)
-        if not pool_pin(data, &c_key, pins):
+        with nogil:
+            done = pool_pin(data, &c_key, pins)
+        if not done:
             raise KeyError(key)
 
     def _bytes_of_keys(self):
@@ -620,7 +624,12 @@ cdef class Pool:
         """Learns which images are gone, whoever was the cause."""
         cdef PoolData *data = pool_data(self, "evicted")
         cdef Gone gone
-        while pool_gone(data, &gone):
+        cdef bint found
+        while True:
+            with nogil:
+                found = pool_gone(data, &gone)
+            if not found:
+                break
             name = gone.key.bytes[:gone.key.n]
             self.images.pop(name, None)
             key = self.names.pop(name, name)
@@ -1455,12 +1464,17 @@ cdef Ticket new_ticket(Plan plan):
 cdef int let_go_of_ended() except -1:
     """Owners of memory may lead to a Copier that was dropped, so that it is still there: not for tickets that have ended unseen."""
     cdef CopierData *copier
+    cdef uint64_t ticket
+    cdef bint flying
     ended = []
     _turn.take("opened")
     try:
         copier = the_copier()
-        if copier != NULL:
-            ended = [value for value in list(_held) if not flies(copier, value)]
+        for ticket in list(_held) if copier != NULL else ():
+            with nogil:
+                flying = flies(copier, ticket)
+            if not flying:
+                ended.append(ticket)
     finally:
         _turn.give()
     left = [_held.pop(value, None) for value in ended]

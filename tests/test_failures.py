@@ -207,6 +207,42 @@ def test_the_error_names_the_latest_of_the_copies_whose_one_call_failed(memory):
             target.state.reset()
 
 
+def test_the_error_names_copies_that_were_queued_as_their_chunk_was_full(memory):
+    """Not the part with which the next chunk begins."""
+    state = sc.Growth.state()
+    layout = sc.Layout(
+        [sc.Part(name=name, layer=layer, unit_bytes=8, growth=state) for layer in range(4) for name in "ab"]
+    )
+    source, target = memory(layout, 1, together=False), memory(layout, 2, "pinned", together=False)
+    with sc.Copier(tickets=4, layer_events=24, chunk=48, window=1000) as copier:  # full behind layer 2
+        host_runtime.fail("cudaMemcpyBatchAsync", 2, OUT_OF_MEMORY)
+        with pytest.raises(sc.Failed) as failed:
+            copier.submit(source.state, target.state, upto=1, after=SYNCED)
+        assert (failed.value.layer, layout.parts[failed.value.part].name) == (2, "b")
+
+
+def test_before_the_first_copy_call_nothing_is_lost_where_a_ring_follows_copies_that_are_gathered(memory):
+    state = sc.Growth.state()
+    layout = sc.Layout(
+        [sc.Part(name=name, layer=0, unit_bytes=8, growth=state, order=n) for n, name in enumerate(["out", "ring"])]
+    )
+    source = memory(layout, 1, lambda i, part: {"kind": "device" if part.name == "out" else "pinned"}, together=False)
+    target = memory(layout, 2, "pinned", together=False)
+    with sc.Copier(tickets=4, layer_events=24) as copier:
+        plan, event = copier.plan(source.state, target.state), runtime.event_create()
+        runtime.event_record(event, runtime.stream_create())
+        for nth in (1, 2):  # of the waits of the lanes for the event: out, ring
+            before = copy_calls()
+            host_runtime.fail("cudaStreamWaitEvent", nth, INVALID_VALUE)
+            with pytest.raises((sc.Refused, sc.Failed)) as failed:
+                plan.submit(1, after=[sc.Event(event)])
+            started = copy_calls() > before
+            assert type(failed.value) is (sc.Failed if started else sc.Refused)
+            assert target.state.valid == (not started)
+            host_runtime.clear_faults()
+            target.state.reset()
+
+
 def test_the_error_names_the_device_whose_lane_failed(memory):
     """The lanes of two devices in turn: what is queued next on a lane is not the device's whose event was recorded
     last."""

@@ -268,6 +268,11 @@ def test_a_blob_goes_with_its_conversation(copier, memory, arena):
     assert image.blob == b""
     park(copier, source, image, (9, 9))
     assert image.blob == b""
+    image.blob = b"three"
+    park(copier, source, image, (9, 9))
+    copier.finished()
+    image.discard()
+    assert image.blob == b""
 
 
 def test_a_blob_is_read_whole_while_another_thread_publishes_another(copier, memory, arena):
@@ -593,6 +598,8 @@ def test_a_forked_child_changes_no_image():
         image.blob = b"ids"
         copier.submit(source.state, image, upto=9, after=sc.CALLER_SYNCED).sync()
         image.publish()
+        pool = sc.Pool(arena, layout, chunk=32)
+        pool.image("a", 9)
         warnings.simplefilter("ignore", DeprecationWarning)     # of forking with threads
         child = os.fork()
         if child == 0:
@@ -600,6 +607,8 @@ def test_a_forked_child_changes_no_image():
                 "publish": image.publish, "discard": image.discard, "reset": image.reset,
                 "reserve": lambda: image.reserve(40), "blob": lambda: setattr(image, "blob", b"others"),
                 "image": lambda: sc.Image(arena, layout),
+                "image of a pool": lambda: pool.image("b", 9), "its room": lambda: pool.image("a", 900),
+                "del": lambda: pool.__delitem__("a"),
             }
             copier.finished()
             for name, act in acts.items():
@@ -608,7 +617,7 @@ def test_a_forked_child_changes_no_image():
                     answers.append(name + " went on")
                 except sc.Refused as error:
                     answers.append(error.reason)
-            answers += [image.blob, image.marks]
+            answers += [image.blob, image.marks, list(pool)]
             print(answers, flush=True)
             del act, acts, image
             os._exit(0)
@@ -616,7 +625,7 @@ def test_a_forked_child_changes_no_image():
         copier.submit(image, target.state, upto=9, after=sc.CALLER_SYNCED).sync()
         print("parent", image.blob, fixtures.differences(target, fixtures.after_copy(source, target, 9)))
     """
-    answers = ["closed"] * 6 + [b"ids", (9,)]
+    answers = ["closed"] * 9 + [b"ids", (9,), ["a"]]
     assert run_python(code).splitlines() == [str(answers), "child 0", "parent b'ids' []"]
 
 

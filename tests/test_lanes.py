@@ -231,6 +231,22 @@ def test_where_one_call_for_many_copies_is_refused_each_is_made_by_itself(apart,
     assert differences(target, after_copy(source, target, UPTO)) == []
 
 
+@pytest.mark.parametrize("chunk", [1 << 20, 5000], ids=["one chunk", "chunks"])
+def test_a_lane_whose_one_call_was_refused_never_tries_it_again(memory, chunk):
+    """Also where a chunk is full, and where the refusal comes in the middle of a layer."""
+    state = sc.Growth.state()
+    layout = sc.Layout([sc.Part(name=f"s{n}", layer=0, unit_bytes=256, growth=state) for n in range(80)])
+    source, target = memory(layout, 1, together=False), memory(layout, 2, "pinned", together=False)
+    with sc.Copier(tickets=2, layer_events=24, chunk=chunk, window=1000) as copier:
+        plan = copier.plan(source.state, target.state)
+        host_runtime.fail("cudaMemcpyBatchAsync", 1, 801, forever=True)
+        before = host_runtime.calls()["cudaMemcpyBatchAsync"]
+        for _ in range(3):
+            assert plan.submit(1, after=SYNCED).sync()
+        assert host_runtime.calls()["cudaMemcpyBatchAsync"] == before + 1
+    assert differences(target, after_copy(source, target, 1)) == []
+
+
 def test_the_one_call_for_many_copies_is_tried_again_after_a_copy_to_a_wrong_address(apart, memory):
     """It is refused for that, as the copies by themselves are: the next ones are none of these."""
     source, target = apart

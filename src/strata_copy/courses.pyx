@@ -455,7 +455,7 @@ cdef int go_to_lane(Course *course, int32_t part) noexcept nogil:
         course.lane, course.route = n, way.route
         course.ring = (&device.ring if way.route == ROUTE_RING else device.relays[way.other_number] if way.route == ROUTE_RELAY else
                        NULL)
-    if status == OK and (course.gathering != &device.lanes[n] or is_staged(way.route)):
+    if status == OK and (course.gathering != &device.lanes[n] or course.ring != NULL or is_staged(way.route)):
         status = send_gathered(course)
     if status == OK:
         status = open_lane(course, IN_LANE if way.route == ROUTE_RING else n, first_lane(course))
@@ -550,7 +550,9 @@ cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
 
 
 cdef int ready_lane(Course *course, Lane *lane) noexcept nogil:
-    cdef int status = lane_ready(course.device, lane, course.guard, course.error)
+    cdef int status = send_gathered(course) if course.gathering == lane and lane.in_chunk >= lane.chunk else OK
+    if status == OK:
+        status = lane_ready(course.device, lane, course.guard, course.error)
     if status == OK and course.ring != NULL:
         status = ring_ready(course.ring, course.guard, course.error)
     if status == OK and has_staging(course):    # helpers get what is theirs, or layers would count only where the next of them ends

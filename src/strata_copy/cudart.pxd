@@ -46,6 +46,7 @@ cdef extern from "table.h" nogil:
         STRATA_DEVICE_PROPERTIES_BYTES
         cudaSuccess
         cudaErrorInvalidValue
+        cudaErrorInvalidDevice
         cudaErrorMemoryAllocation
         cudaErrorNotReady
         cudaErrorPeerAccessAlreadyEnabled

@@ -47,6 +47,8 @@ cdef int image_blob(StateData *state, const void *bytes, size_t n, Error *error)
 cdef int image_publish(StateData *state, uint64_t generation, Error *error) noexcept nogil
 # Gives the memory back now. REFUSED while a ticket uses it.
 cdef int image_discard(StateData *state, Error *error) noexcept nogil
+# Refuses, before any lock is taken, a call that changes images from a hook or from a fork of the process that made the arena.
+cdef int check_caller(const ArenaData *arena, const char *call, Error *error) noexcept nogil
 # All of these are REFUSED in a hook, in a fork of the process that made the arena, and for an image that was discarded.
 
 # What is published; both may be asked anywhere. The blob is held for the caller (blob_drop); NULL: none.

@@ -104,7 +104,7 @@ cdef int place_parts(StateData *state, int64_t banks, int64_t chunk, Error *erro
     for i in range(layout.n_parts):
         if layout.parts[i].growth.rule == WINDOW:
             error.part, error.layer = i, layout.parts[i].layer
-            return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%s' of layer %d: images keep no windows", layout.parts[i].name,
+            return outcome(error, REFUSED, REASON_UNSUPPORTED, "part '%.32s' of layer %d: images keep no windows", layout.parts[i].name,
                            layout.parts[i].layer)
         status = fill_place(state, i, banks, chunk, &bytes, error)
         if status != OK:
@@ -159,7 +159,7 @@ cdef int fill_place(StateData *state, int32_t i, int64_t banks, int64_t chunk, s
 cdef int too_large(const StateData *state, int32_t i, int64_t units, Error *error) noexcept nogil:
     cdef const PartSpec *part = &state.layout.parts[i]
     error.part, error.layer, error.wanted = i, part.layer, units
-    return outcome(error, REFUSED, REASON_PLACE, "part '%s' of layer %d: %ld units in a row of %ld runs of %ld bytes are more than 2^63 "
+    return outcome(error, REFUSED, REASON_PLACE, "part '%.32s' of layer %d: %ld units in a row of %ld runs of %ld bytes are more than 2^63 "
                    "bytes: make chunks smaller, or banks fewer", part.name, part.layer, units, part.rep, part.growth.unit_bytes)
 
 
@@ -388,6 +388,7 @@ cdef int image_discard(StateData *state, Error *error) noexcept nogil:
         status = outcome(error, REFUSED, REASON_BUSY, "the image is in use by %ld tickets: wait for them first", error.found)
     else:
         store_i32(&state.visibility, DISCARDED)
+        drop_blobs(<ImageData *>state.image)
     pthread_mutex_unlock(&the_tables().lock)
     if status == OK:            # no submit takes it any more
         lineage_reset(state.lineage)

@@ -198,7 +198,8 @@ cdef int lane_flush(DeviceLanes *device, Lane *lane, const Guard *guard, Error *
     for i in range(n):
         if status == OK:
             status = copy_row(device, lane, lane.targets[i], lane.sources[i], lane.sizes[i], guard, error)
-    lane.singly = refused and status == OK      # not so where an address was wrong
+    if refused and status == OK:        # not so where an address was wrong
+        lane.singly = True
     return status
 
 

@@ -7,16 +7,13 @@ from libc.string cimport strlen
 from strata_copy.abi cimport AGAIN, FAILED, OK, POISONED, REFUSED, Error
 from strata_copy.atomics cimport load_i32, load_i64, store_i32
 from strata_copy.copier cimport copier_close, copier_link, copier_open, stand_on_device
-from strata_copy.cudart cimport Guard, clear, guard_leave, rt, stand_on
+from strata_copy.cudart cimport Guard, clear, cudaErrorInvalidDevice, guard_leave, rt, stand_on
 from strata_copy.endings cimport free_all, slot_status, sweep
 from strata_copy.lanes cimport CLOSING, Slot, device_drain, guard_to_close, poison_all
 from strata_copy.on_thread cimport OnThread
 from strata_copy.states cimport slot_of
 from strata_copy.system cimport pthread_mutex_lock, pthread_mutex_trylock, pthread_mutex_unlock
 from strata_copy.worker cimport worker_close, worker_finish, worker_open
-
-cdef enum:
-    NO_SUCH_DEVICE = 101        # cudaErrorInvalidDevice
 
 
 cdef CopierData *open_on_thread(const Opening *opening) except NULL:
@@ -59,7 +56,7 @@ cdef class Work(OnThread):
                 if closing.status == POISONED:
                     self.error.status = POISONED
                 self.copier = NULL
-            if self.error.cuda_code == NO_SUCH_DEVICE:
+            if self.error.cuda_code == cudaErrorInvalidDevice:
                 add_devices(&self.error)
 
     def link(self):

@@ -12,8 +12,7 @@ from strata_copy.atomics cimport add_i64, load_i32, load_i64
 from strata_copy.copier cimport the_tables
 from strata_copy.cudart cimport clear, outcome
 from strata_copy.endings cimport sweep
-from strata_copy.hooks cimport in_hook, of_hook
-from strata_copy.images cimport ImageData, image_discard, image_new, image_reserve
+from strata_copy.images cimport ImageData, check_caller, image_discard, image_new, image_reserve
 from strata_copy.layout cimport LayoutData, layout_drop, layout_hold, units_at
 from strata_copy.pieces cimport ArenaData
 from strata_copy.plan cimport MAX_SOURCES
@@ -87,6 +86,8 @@ cdef StateData *pool_image(PoolData *pool, const Key *key, const int64_t *marks,
         error.wanted, error.found = pool.layout.n_marks, n
         outcome(error, REFUSED, REASON_MARK, "%lu marks given, the layout has %d; 0 <= mark < 2^62 is needed", n, pool.layout.n_marks)
         return NULL
+    if check_caller(pool.arena, "image", error) != OK:
+        return NULL
     pthread_mutex_lock(&pool.lock)
     i = index_of(pool, key)
     fresh = i < 0
@@ -108,9 +109,9 @@ cdef int pool_reserve(PoolData *pool, StateData *image, const int64_t *marks, ui
                       Error *error) noexcept nogil:
     cdef Kept kept
     cdef int32_t i
-    cdef int status
-    if in_hook():
-        return of_hook("reserve", error)
+    cdef int status = check_caller(pool.arena, "reserve", error)
+    if status != OK:
+        return status
     kept.images[0], kept.n = image, 1
     for i in range(n_sources):
         kept.images[kept.n] = sources[i]
@@ -140,8 +141,10 @@ cdef bint pool_pin(PoolData *pool, const Key *key, int32_t pins) noexcept nogil:
 
 
 cdef int pool_remove(PoolData *pool, const Key *key, Error *error) noexcept nogil:
-    cdef int status = OK
+    cdef int status = check_caller(pool.arena, "del", error)
     cdef int32_t i
+    if status != OK:
+        return status
     pthread_mutex_lock(&pool.lock)
     i = index_of(pool, key)
     if i < 0:
