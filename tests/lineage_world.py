@@ -41,6 +41,7 @@ LAYOUT = sc.Layout(
 NUMBER = {part.name: i for i, part in enumerate(LAYOUT.parts)}
 PATCHES = {NUMBER[patch.part]: NUMBER[patch.source] for patch in LAYOUT.patches}
 STATES = [i for i, part in enumerate(LAYOUT.parts) if part.growth.rule == "state"]
+CONSTANTS = [i for i, part in enumerate(LAYOUT.parts) if part.growth.rule == "const"]
 
 
 def sizes():
@@ -242,11 +243,11 @@ class World:
         target.tickets.append(ticket)
         if sync:
             target.wait()
-        self.restore(source, target, upto, banks, groups)
+        self.restore(source, target, upto, banks, begin, groups)
         expected = sum((end - first) * LAYOUT.parts[i].unit_bytes for i, (first, end) in units.items())
         return ticket.bytes, expected, units
 
-    def restore(self, source, target, upto, banks, groups):
+    def restore(self, source, target, upto, banks, begin, groups):
         for i, part in enumerate(LAYOUT.parts):
             if groups is not None and part.group not in groups:
                 continue
@@ -255,7 +256,7 @@ class World:
             a = OFFSETS[i] + (banks[0] * part.unit_bytes if state else 0)
             b = OFFSETS[i] + (banks[1] * part.unit_bytes if state else 0)
             target.bytes[b : b + end * part.unit_bytes] = source.bytes[a : a + end * part.unit_bytes]
-            if i in PATCHES and end:
+            if i in PATCHES and rules.is_patched(part, upto, begin):
                 by = LAYOUT.parts[PATCHES[i]]
                 at = source.unit(by.name, 0, banks[0] if by.growth.rule == "state" else 0)
                 last = target.unit(part.name, end - 1)

@@ -97,7 +97,7 @@ def test_a_fed_copy_that_ends_badly_leaves_nothing_known(held, how, later):
             slot.lineage.forget()
             assert world.plan(main, slot).submit(main.marks, after=SYNCED).bytes == LAYOUT.bytes_at(main.marks)
         assert world.plan(main, slot).submit(main.marks, after=SYNCED).sync(timeout=60)
-        world.restore(main, slot, main.marks, (0, 0), None)
+        world.restore(main, slot, main.marks, (0, 0), None, None)
         slot.tickets = []
         live = slot.unit("v", main.marks[MAIN]) - slot.unit("v", 0)
         at = slot.unit("v", 0)
