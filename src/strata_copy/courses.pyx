@@ -550,7 +550,9 @@ cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:
 
 
 cdef int ready_lane(Course *course, Lane *lane) noexcept nogil:
-    cdef int status = send_gathered(course) if course.gathering == lane and lane.in_chunk >= lane.chunk else OK
+    cdef int status = OK
+    if course.gathering == lane and lane.in_chunk >= lane.chunk:    # the change of streams would queue it, and an error name this part
+        status = send_gathered(course)
     if status == OK:
         status = lane_ready(course.device, lane, course.guard, course.error)
     if status == OK and course.ring != NULL:
