@@ -97,6 +97,10 @@ def noise(tag, i, size):
     return np.random.default_rng((tag, i)).integers(0, 256, size, np.uint8)
 
 
+# Bytes of a chunk: where helpers copy beside a ring; by P2P, where one is many times as long.
+CHUNKS = {"helped": 512, "peer": 24}
+
+
 class Scene:
     """Three conversations and a copier on a host runtime as new, where nothing is executed by itself."""
 
@@ -114,7 +118,7 @@ class Scene:
         self.wanted = after_copy(self.source, self.target, UPTO)
         self.live = host_runtime.live()
         self.tickets, self.copier = [], None
-        self.how = {**operation.copier, **({"chunk": 512} if route == "helped" else {})}
+        self.how = {**operation.copier, **({"chunk": CHUNKS[route]} if route in CHUNKS else {})}
         self.route, self.by_worker = route, False
         if operation.opened:
             self.open()

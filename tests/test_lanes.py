@@ -14,11 +14,11 @@ LAYOUT = small_layout("fp16")
 UPTO = 77
 
 
-def executed(plan, *marks):
+def executed(plan, *marks, feed=None):
     """(stream, bytes) of each copy of submits in the order in which they were executed, without the words that tell
     the end: those have a stream of their own."""
     before = len(host_runtime.log())
-    tickets = [plan.submit(upto, after=SYNCED) for upto in marks]
+    tickets = [plan.submit(upto, after=SYNCED, feed=feed) for upto in marks]
     assert all(ticket.sync() for ticket in tickets)
     copies = [(stream, size) for _, stream, size in host_runtime.log()[before:]]
     others = {stream for stream, size in copies if size != 8}
@@ -44,6 +44,47 @@ def test_a_long_copy_changes_streams_after_every_chunk_and_stays_in_order(memory
     found = [sorted(size for _, size in run) for _, run in groupby(copies, key=lambda copy: copy[0])]
     assert found == [sorted(run) for run in pieces]
     assert differences(target, after_copy(source, target, UPTO)) == []
+
+
+@pytest.mark.parametrize("kinds", [("device", "pinned"), ("pinned", "device")], ids="-".join)
+def test_long_rows_are_cut_on_boundaries_and_fed_as_they_are_queued_whole(memory, kinds, seed):
+    """Chunks are a little longer then, which windows do not count: the rest of one would be a copy by itself."""
+    chunk, boundary, odd, long = 70_000, 512, 100, 2_000_000
+    parts = {"odd": odd, "long": long}.items()
+    state = sc.Growth.state()
+    layout = sc.Layout([sc.Part(name=name, layer=0, unit_bytes=size, growth=state) for name, size in parts])
+    source, target = memory(layout, 1, kinds[0], together=False), memory(layout, 2, kinds[1], together=False)
+    counts = []
+    for feed in (False, True):
+        with sc.Copier(tickets=2, layer_events=24, chunk=chunk, window=3) as copier:
+            plan = copier.plan(source.state, target.state)
+            (base,) = [address for address, _, width, *_ in plan.extents(1) if width == long]
+            copies, later = executed(plan, 1, feed=feed), executed(plan, 1, feed=feed)
+        assert len(later) <= len(copies) + 3  # it begins within a chunk, which steps that follow do not cut again
+        pieces = [size for _, size in copies if size != odd]
+        assert sum(pieces) == long
+        assert len(copies) == len(pieces) + 1
+        assert {(base + end) % boundary for end in accumulate(pieces[:-1])} == {0}
+        runs = [sum(size for _, size in run) for _, run in groupby(copies, key=lambda copy: copy[0])]
+        assert all(chunk <= run < chunk + boundary for run in runs[:-1])
+        counts.append(len(copies))
+    assert counts[0] == counts[1] == long // chunk + 2
+    assert differences(target, after_copy(source, target, 1)) == []
+
+
+def test_a_window_holds_all_its_chunks_where_they_end_on_boundaries(memory, seed):
+    chunk, window, odd, long = 70_000, 3, 100, 2_000_000
+    state = sc.Growth.state()
+    layout = sc.Layout([sc.Part(name=str(size), layer=0, unit_bytes=size, growth=state) for size in (odd, long)])
+    source, target = memory(layout, 1, together=False), memory(layout, 2, "pinned", together=False)
+    with sc.Copier(tickets=2, layer_events=24, chunk=chunk, window=window) as copier:
+        ticket = copier.submit(source.state, target.state, upto=1, after=SYNCED, feed=True)
+        while not (landed := ticket.poll().bytes):
+            runtime.get_device()  # the worker has a turn
+        assert ticket.cancel()
+        with pytest.raises(sc.Cancelled) as told:
+            ticket.sync()
+    assert window * chunk <= told.value.found - landed < window * (chunk + 512)
 
 
 def test_chunks_go_on_from_ticket_to_ticket(memory, seed):

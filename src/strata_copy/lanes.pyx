@@ -16,6 +16,7 @@ cdef extern from *:
     int count_low_zeros "__builtin_ctzll"(unsigned long long) nogil
 
 cdef enum:
+    LONG_PIECE = 64 << 10   # bytes from which on a piece may be ALIGNMENT longer than was asked for
     SHARED_SLOT = 4 << 20   # two H200s, both ways at once by bare streams: 4 slots of 4 MiB 92 GB/s, 2 of 8 91, 2 of 4 87, 4 of 8 71
 
 # Of all copies of one call, from its first on: sources are read when the stream is there.
@@ -45,6 +46,7 @@ cdef int lane_copy(const CopierData *copier, DeviceLanes *device, Lane *lane, co
         if extent.rows > 1 and extent.width <= lane.chunk:
             most = max(most, extent.width)      # rows stay whole
         cut(extent, into[0], most, device.max_pitch, &piece)
+        end_on_boundary(extent, into[0], &piece)
         if lane.gathers and not lane.singly:
             status = gather(device, lane, &piece, guard, error)
         else:
@@ -163,6 +165,15 @@ cdef void cut(const Extent *extent, int64_t into, int64_t most, int64_t max_pitc
     else:
         piece.rows = 1
         piece.width = min(extent.width - column, most)
+
+
+cdef inline void end_on_boundary(const Extent *extent, int64_t into, Extent *piece) noexcept nogil:
+    """Makes a piece that ends within a row somewhat longer, so that the next one begins on a boundary. Two H200s that copy to host memory
+    and from it at once, through pieces that begin anywhere, get 0.92 of what they get so."""
+    cdef int64_t left = extent.width - into % extent.width - piece.width
+    cdef int64_t over = <int64_t>(<size_t>piece.target + <size_t>piece.width) % ALIGNMENT
+    if left > 0 and over > 0 and piece.width >= LONG_PIECE:
+        piece.width += min(ALIGNMENT - over, left)
 
 
 cdef int gather(DeviceLanes *device, Lane *lane, const Extent *piece, const Guard *guard, Error *error) noexcept nogil:

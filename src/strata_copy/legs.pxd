@@ -17,6 +17,7 @@ cdef enum:
 cdef struct Window:
     cudaEvent_t events[MAX_MARKERS]
     int64_t bytes[MAX_MARKERS]
+    int64_t counted[MAX_MARKERS]    # of them in bytes_ahead: not what a step ends behind what was asked for
     int32_t calls[MAX_MARKERS]
     int32_t first, n
     int64_t bytes_ahead
@@ -26,7 +27,7 @@ cdef struct Leg:
     Course course
     Window window
     int64_t step, ahead         # bytes that are queued at a time, and that may be queued and not landed
-    int64_t least               # bytes of the window that are worth a step while there are others in it: a slot, through a ring
+    int64_t least               # bytes of the window that are worth a step while there are others in it: a slot through a ring, else a step
     int64_t helped              # bytes that helpers take at a time beside a ring, or 0
     # Of the ticket's first leg, for all:
     cudaStream_t gate_stream    # that nothing else waits on
@@ -39,7 +40,7 @@ cdef void leg_close(Leg *leg, const DeviceLanes *device, const Guard *guard, Err
 
 # For a ticket that has nothing in its window yet.
 cdef void leg_size(Leg *leg, const CopierData *copier, const Request *request, const PlanData *plan, int32_t d) noexcept nogil
-# Behind a step of so many bytes and copy calls.
-cdef int leg_mark(Leg *leg, int64_t bytes, int32_t calls, const Guard *guard, Error *error) noexcept nogil
+# Behind a step of so many bytes, of those that were asked for, and copy calls.
+cdef int leg_mark(Leg *leg, int64_t bytes, int64_t asked, int32_t calls, const Guard *guard, Error *error) noexcept nogil
 # Takes what has landed out of the window, and adds its bytes to `landed`.
 cdef int leg_look(Leg *leg, int64_t *landed, const Guard *guard, Error *error) noexcept nogil

@@ -44,7 +44,8 @@ cdef void leg_size(Leg *leg, const CopierData *copier, const Request *request, c
     cdef const DeviceLanes *device = leg.course.device
     leg.step = chunk_of_plan(copier, plan, d)
     leg.ahead = max(request.bytes_ahead, LEAST_AHEAD) if request.bytes_ahead > 0 else copier.window * leg.step
-    leg.least = min(slot_of_plan(copier, plan, d), leg.step, leg.ahead // 2)
+    leg.least = slot_of_plan(copier, plan, d)
+    leg.least = min(leg.step, leg.ahead // 2, leg.least if leg.least > 0 else leg.step)
     leg.helped = 0
     if (for_helpers(plan, d) and copier.helpers > 0 and device.staging.slots > 0 and request.bytes_ahead <= 0
             and request.hook == NULL and leg.course.slot.bytes >= LEAST_BESIDE * device.staging.chunk_bytes):
@@ -54,15 +55,15 @@ cdef void leg_size(Leg *leg, const CopierData *copier, const Request *request, c
     leg.window.bytes_ahead = 0
 
 
-cdef int leg_mark(Leg *leg, int64_t bytes, int32_t calls, const Guard *guard, Error *error) noexcept nogil:
+cdef int leg_mark(Leg *leg, int64_t bytes, int64_t asked, int32_t calls, const Guard *guard, Error *error) noexcept nogil:
     cdef Window *window = &leg.window
     cdef DeviceLanes *device = leg.course.device
     cdef int32_t i = (window.first + window.n) % MAX_MARKERS
     cdef int status = record(device, window.events[i], lane_stream(&device.lanes[leg.course.only]), guard, error)
     if status == OK:
-        window.bytes[i], window.calls[i] = bytes, calls
+        window.bytes[i], window.counted[i], window.calls[i] = bytes, min(bytes, asked), calls
         window.n += 1
-        window.bytes_ahead += bytes
+        window.bytes_ahead += window.counted[i]
         window.calls_ahead += calls
     return status
 
@@ -77,7 +78,7 @@ cdef int leg_look(Leg *leg, int64_t *landed, const Guard *guard, Error *error) n
         if code != 0:
             return cuda_failed(FAILED, code, "cudaEventQuery", leg.course.device.device, guard, error)
         add_i64(landed, window.bytes[window.first])
-        window.bytes_ahead -= window.bytes[window.first]
+        window.bytes_ahead -= window.counted[window.first]
         window.calls_ahead -= window.calls[window.first]
         window.first = (window.first + 1) % MAX_MARKERS
         window.n -= 1

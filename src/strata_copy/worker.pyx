@@ -329,7 +329,7 @@ cdef int fill_window(Job *job, Leg *leg, bint begins, bint beside, const Guard *
             job.slot.queued_bytes += most - budget.bytes
             if leg.course.only >= LANES:        # staging counts by itself
                 continue
-            status = leg_mark(leg, most - budget.bytes, CALLS_OF_A_STEP - budget.calls, guard, error)
+            status = leg_mark(leg, most - budget.bytes, most, CALLS_OF_A_STEP - budget.calls, guard, error)
     return status
 
 
