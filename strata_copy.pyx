@@ -759,7 +759,7 @@ cdef class Copier:
     devices: ordinals of the devices whose memory is copied; (0,). tickets: copies that may be in flight or not yet looked at; 64.
         layer_events: events that a ticket may take on a device, one for each layer and route in it; 128. chunk: bytes after which a long
         copy between device and host leaves a gap for others; 32 MiB. patience: seconds after which CUDA is asked for a ticket whose end
-        was not told; 10, None for never. window: chunks that a long copy, which a worker thread queues, has ahead on a device, 24 times as
+        was not told; 10, None for never. window: chunks that a long copy, which a worker thread queues, has ahead on a device, 8 times as
         long ones by P2P; 8. device_memory: bytes on each device for the ring of `ring_slots` chunks through which pinned memory is
         copied to pinned memory; 12 MiB in 4. pinned_memory: bytes of pinned memory for each device for the 4 chunks through which pageable
         memory is reached; 64 MiB. helpers: threads that copy host memory beside the worker: between these chunks and pageable memory, and a

@@ -97,8 +97,8 @@ def noise(tag, i, size):
     return np.random.default_rng((tag, i)).integers(0, 256, size, np.uint8)
 
 
-# Bytes of a chunk: where helpers copy beside a ring; by P2P, where one is many times as long.
-CHUNKS = {"helped": 512, "peer": 24}
+# Bytes of a chunk: where helpers copy beside a ring; by P2P, where a lane's is many times as long.
+CHUNKS = {"helped": 512, "peer": 48}
 
 
 class Scene:

@@ -52,7 +52,7 @@ def run_world(devices, matrix, seed, broken=()):
     held = [Memory(LAYOUT, tag, stages(chance, range(devices), 0.2 * (tag == 3))) for tag in (1, 2, 3)]
     wanted = [one.pattern() for one in held]
     lost = {way for way, how in broken if how != "delay"}
-    shape = {"chunk": chance.choice([700, 3000, 1 << 20]), "relay_slots": chance.choice([1, 2, 4]), "window": 2}
+    shape = {"chunk": chance.choice([200, 3000, 1 << 20]), "relay_slots": chance.choice([1, 2, 4]), "window": 2}
     with sc.Copier(range(devices), tickets=8, layer_events=64, relay_memory=1 << 13, **shape) as copier:
         tickets = []
         for source, target in [(0, 1), (1, 2), (2, 0), *(chance.sample(range(3), 2) for _ in range(2))]:
@@ -162,7 +162,7 @@ def test_one_way(memory, second_device, p2p, where, feed):
         memory(LAYOUT, tag, *([strided(device)] if where == "strided" else []), device=device)
         for tag, device in ((1, 0), (2, second_device))
     )
-    with sc.Copier((0, second_device), tickets=4, layer_events=24, chunk=5000, relay_memory=1 << 14) as copier:
+    with sc.Copier((0, second_device), tickets=4, layer_events=24, chunk=1250, relay_memory=1 << 14) as copier:
         for source, target in ((a, b), (b, a)):
             source.fill()
             target.fill()
@@ -194,7 +194,7 @@ def test_large_parts_both_ways(memory, second_device, p2p):
     upto = (96,)
     a, c = (memory(layout, tag, device=0, marks=upto) for tag in (1, 3))
     b, d = (memory(layout, tag, device=second_device, marks=upto) for tag in (2, 4))
-    with sc.Copier((0, second_device), tickets=4, layer_events=24, chunk=1 << 20, relay_memory=4 << 20) as copier:
+    with sc.Copier((0, second_device), tickets=4, layer_events=24, chunk=1 << 18, relay_memory=4 << 20) as copier:
         tickets = [
             copier.submit(source.state, target.state, upto=upto, after=SYNCED, feed=feed)
             for source, target, feed in ((a, b, True), (d, c, False))

@@ -72,19 +72,37 @@ def test_long_rows_are_cut_on_boundaries_and_fed_as_they_are_queued_whole(memory
     assert differences(target, after_copy(source, target, 1)) == []
 
 
-def test_a_window_holds_all_its_chunks_where_they_end_on_boundaries(memory, seed):
-    chunk, window, odd, long = 70_000, 3, 100, 2_000_000
-    state = sc.Growth.state()
-    layout = sc.Layout([sc.Part(name=str(size), layer=0, unit_bytes=size, growth=state) for size in (odd, long)])
-    source, target = memory(layout, 1, together=False), memory(layout, 2, "pinned", together=False)
-    with sc.Copier(tickets=2, layer_events=24, chunk=chunk, window=window) as copier:
-        ticket = copier.submit(source.state, target.state, upto=1, after=SYNCED, feed=True)
+LONG_ROW, WIDE_ROWS = (2_000_000, 1), (30_000, 64)  # bytes, and how many of them
+WINDOWS = [
+    # rows, chunk, bytes_ahead (0: a window of 3 chunks), bytes in flight at least and at most
+    (LONG_ROW, 70_000, 0, 3 * 70_000, 3 * 70_511),
+    (LONG_ROW, 70_000, 200_000, 140_000, 200_000 + 3 * 511),
+    (LONG_ROW, 32_000, 63_000, 48_000, 63_000),
+    (LONG_ROW, 32_000, 48_000, 32_000, 48_000),
+    (LONG_ROW, 32_000, 20_000, 16_000, 20_000),
+    (LONG_ROW, 32_000, 1024, 1000, 1024),
+    (WIDE_ROWS, 32_000, 0, 3 * 30_000, 4 * 30_000),
+    (WIDE_ROWS, 32_000, 1024, 30_000, 30_000),
+    (WIDE_ROWS, 32_000, 200_000, 180_000, 210_000),
+]
+
+
+@pytest.mark.parametrize(("rows", "chunk", "ahead", "least", "most"), WINDOWS)
+def test_a_window_is_kept_full_and_not_left(memory, seed, rows, chunk, ahead, least, most):
+    """Rows that stay whole, and chunks that end on boundaries, are a little more than was asked for."""
+    width, n = rows
+    layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=width, growth=sc.Growth.linear())])
+    source = memory(layout, 1, lambda i, part: {"stride": width + 512}, marks=(n,))
+    target = memory(layout, 2, "pinned", marks=(n,), together=False)
+    with sc.Copier(tickets=2, layer_events=24, chunk=chunk, window=3) as copier:
+        how = {"bytes_ahead": ahead} if ahead else {"feed": True}
+        ticket = copier.submit(source.state, target.state, upto=n, after=SYNCED, **how)
         while not (landed := ticket.poll().bytes):
             runtime.get_device()  # the worker has a turn
         assert ticket.cancel()
         with pytest.raises(sc.Cancelled) as told:
             ticket.sync()
-    assert window * chunk <= told.value.found - landed < window * (chunk + 512)
+    assert least <= told.value.found - landed <= most
 
 
 def test_chunks_go_on_from_ticket_to_ticket(memory, seed):

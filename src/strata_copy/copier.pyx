@@ -12,7 +12,7 @@ from strata_copy.cudart cimport (
 )
 from strata_copy.lanes cimport (
     CELLS, CLOSED, ENDS, IN_LANE, LANES, LINK_NONE, LINK_PEER, LINK_RELAY, MAX_AFTER, MAX_RING, OPEN, OUT_LANE, PEER_CHUNKS, PEER_LANE,
-    RELAY_LANE, Lane, Ring, Slot, SlotDevice, Staging, device_drain, guard_to_close, poison_all,
+    PEER_STEPS, RELAY_LANE, Lane, Ring, Slot, SlotDevice, Staging, device_drain, guard_to_close, poison_all,
 )
 from strata_copy.layout cimport MAX_LAYERS
 from strata_copy.peers cimport peer_hangs
@@ -85,7 +85,7 @@ cdef int copier_link(CopierData *copier, int32_t source, int32_t target, bint p2
         lane.crosses, lane.gathers, lane.source, lane.target = True, True, from_.device, to.device
         status = use_device(from_, &guard, error)
         if status == OK:
-            status = make_pair(&lane, from_, PEER_CHUNKS * copier.chunk, &guard, error)
+            status = make_pair(&lane, from_, PEER_STEPS * PEER_CHUNKS * copier.chunk, &guard, error)
         if status == OK:
             status = make_stream(&lane.finish, from_, &guard, error)
     else:

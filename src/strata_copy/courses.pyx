@@ -8,7 +8,7 @@ from strata_copy.atomics cimport add_i64, load_i32, store_i32, store_u64
 from strata_copy.cudart cimport Guard, cudaEvent_t, cudaMemcpyDefault, cudaStream_t, cuda_failed, outcome, published, rt
 from strata_copy.hooks cimport enter_hook, leave_hook
 from strata_copy.lanes cimport (
-    ENDS, IN_LANE, LANES, LOCAL_LANES, PAUSE, PEER_LANE, RELAY_LANE, STAGE_BESIDE, STAGE_HOST, STAGE_IN, STAGE_OUT,
+    ENDS, IN_LANE, LANES, LOCAL_LANES, PAUSE, PEER_CHUNKS, PEER_LANE, RELAY_LANE, STAGE_BESIDE, STAGE_HOST, STAGE_IN, STAGE_OUT,
     CopierData, DeviceLanes, Lane, Slot, SlotDevice, bytes_in, device_index, lane_copy, lane_flush, lane_ready, lane_stream, next_lane,
     record, ring_copy, ring_flush, ring_ready, wait_event,
 )
@@ -22,8 +22,7 @@ from strata_copy.staging cimport stage_copy, stage_flush, stage_layer, stage_rea
 from strata_copy.ways cimport bit, bundles_of_layer, pcie_lanes, peer_lanes
 
 cdef enum:
-    SHARED_BYTES = 8 << 20      # layers share events up to here: 0.15 ms of PCIe,
-    SHARED_BY_PEER = 64 << 20   # and as much of NVLink
+    SHARED_BYTES = 8 << 20      # layers share events up to here: 0.15 ms of PCIe, and PEER_CHUNKS times as much by P2P
 
 
 cdef void course_begin(Course *course, CopierData *copier, Slot *slot, int32_t d, const Request *request, const Units *units,
@@ -268,7 +267,7 @@ cdef bint shares_events(const Course *course, int32_t layer) noexcept nogil:
 
 
 cdef inline int64_t shared_bytes(const Course *course) noexcept nogil:
-    return SHARED_BYTES if (course.here | course.unmarked) & pcie_lanes() else SHARED_BY_PEER
+    return SHARED_BYTES if (course.here | course.unmarked) & pcie_lanes() else <int64_t>PEER_CHUNKS * SHARED_BYTES
 
 
 cdef int64_t layer_bytes(const Course *course, int32_t layer) noexcept nogil:

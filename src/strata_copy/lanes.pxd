@@ -30,12 +30,13 @@ cdef enum:
     LANES = RELAY_LANE + MAX_DEVICES        # of one device; sets of lanes are bits of a uint64_t
     STAGING = LANES         # in such a set: the chunks that one ticket has at a time
     MAX_AFTER = 32          # waits of one request
-    PEER_CHUNKS = 24        # chunks of other lanes in one of a peer lane: of NVLink both ways at once, 8 give 0.975, 16 0.980, 24 0.984
+    PEER_CHUNKS = 8         # chunks of other lanes that take as long by P2P as one of them: NVLink is so much faster
+    PEER_STEPS = 4          # times that many are a peer lane's chunk: of NVLink both ways at once 1 gives 0.975, 2 0.980, 4 0.985
     CELLS = 256             # words that tell the end of a ticket
     ENDS = LANES - PEER_LANE + 1    # streams of a device that tell it: its own, and those of its lanes between devices
     MAX_RING = 16           # slots of a ring
     RING_PIECES = 64        # pieces of one slot
-    ALIGNMENT = 512         # bytes: of slots, of chunks, and of the pieces in them; of where long rows are cut
+    ALIGNMENT = 512         # bytes: of slots, of chunks, and of the pieces in them; and of where long rows are cut
     GATHERED = 32           # copies of one call over a link: one by one each takes 2 us of NVLink's time and 3 of PCIe's, in one call 0.5
     PAUSE = 16              # a status of our own: the budget is used up, and there is more
 
@@ -48,7 +49,7 @@ cdef struct Lane:
     cudaStream_t streams[2]
     cudaEvent_t chain[2]
     int32_t paired, turn        # turn: the stream that takes the next copy
-    int64_t chunk, in_chunk     # bytes after which a paired lane changes streams; bytes since it did
+    int64_t chunk, in_chunk     # bytes after which a paired lane changes streams, where a piece ends; bytes since it did
     bint crosses                # it is a peer lane,
     int32_t source, target      # between these devices, as ordinals
     cudaStream_t finish         # of a lane between devices: as DeviceLanes.finish, for tickets that use it

@@ -16,7 +16,7 @@ cdef extern from *:
     int count_low_zeros "__builtin_ctzll"(unsigned long long) nogil
 
 cdef enum:
-    LONG_PIECE = 64 << 10   # bytes from which on a piece may be ALIGNMENT longer than was asked for
+    LONG_PIECE = 64 << 10   # bytes from which on a piece may be longer than was asked for, by less than ALIGNMENT
     SHARED_SLOT = 4 << 20   # two H200s, both ways at once by bare streams: 4 slots of 4 MiB 92 GB/s, 2 of 8 91, 2 of 4 87, 4 of 8 71
 
 # Of all copies of one call, from its first on: sources are read when the stream is there.

@@ -17,7 +17,7 @@ cdef enum:
 cdef struct Window:
     cudaEvent_t events[MAX_MARKERS]
     int64_t bytes[MAX_MARKERS]
-    int64_t counted[MAX_MARKERS]    # of them in bytes_ahead: not what a step ends behind what was asked for
+    int64_t counted[MAX_MARKERS]    # of them in bytes_ahead: not what a step is longer for a boundary (end_on_boundary in lanes.pyx)
     int32_t calls[MAX_MARKERS]
     int32_t first, n
     int64_t bytes_ahead
@@ -27,7 +27,7 @@ cdef struct Leg:
     Course course
     Window window
     int64_t step, ahead         # bytes that are queued at a time, and that may be queued and not landed
-    int64_t least               # bytes of the window that are worth a step while there are others in it: a slot through a ring, else a step
+    int64_t least               # bytes of the window worth a step while others are in it: a slot, or a step; half of `ahead` at most
     int64_t helped              # bytes that helpers take at a time beside a ring, or 0
     # Of the ticket's first leg, for all:
     cudaStream_t gate_stream    # that nothing else waits on

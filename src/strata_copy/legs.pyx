@@ -6,7 +6,7 @@ from strata_copy.abi cimport FAILED, OK, REFUSED, Error, Request
 from strata_copy.atomics cimport add_i64
 from strata_copy.copier cimport free_event, free_stream, make_event, make_stream
 from strata_copy.cudart cimport Guard, cudaErrorNotReady, cudaEventDisableTiming, cuda_failed, rt
-from strata_copy.lanes cimport CopierData, DeviceLanes, lane_stream, record
+from strata_copy.lanes cimport ALIGNMENT, CopierData, DeviceLanes, lane_stream, record
 from strata_copy.plan cimport PlanData
 from strata_copy.ways cimport chunk_of_plan, for_helpers, slot_of_plan
 
@@ -42,8 +42,12 @@ cdef void leg_size(Leg *leg, const CopierData *copier, const Request *request, c
     """One that shall keep its distance has no helpers beside its ring, nor one with a hook, which would have to wait for them behind each
     layer; with them the ring has less ahead, for at the end it copies that alone."""
     cdef const DeviceLanes *device = leg.course.device
+    cdef int64_t steps
     leg.step = chunk_of_plan(copier, plan, d)
     leg.ahead = max(request.bytes_ahead, LEAST_AHEAD) if request.bytes_ahead > 0 else copier.window * leg.step
+    if leg.ahead < 2 * leg.step:        # several steps are a chunk then, alike, or one that is its short rest would be all that is ahead
+        steps = (2 * leg.step + leg.ahead - 1) // leg.ahead
+        leg.step = (leg.step + steps - 1) // steps
     leg.least = slot_of_plan(copier, plan, d)
     leg.least = min(leg.step, leg.ahead // 2, leg.least if leg.least > 0 else leg.step)
     leg.helped = 0
@@ -61,7 +65,8 @@ cdef int leg_mark(Leg *leg, int64_t bytes, int64_t asked, int32_t calls, const G
     cdef int32_t i = (window.first + window.n) % MAX_MARKERS
     cdef int status = record(device, window.events[i], lane_stream(&device.lanes[leg.course.only]), guard, error)
     if status == OK:
-        window.bytes[i], window.counted[i], window.calls[i] = bytes, min(bytes, asked), calls
+        window.bytes[i], window.calls[i] = bytes, calls
+        window.counted[i] = asked if asked < bytes < asked + ALIGNMENT else bytes
         window.n += 1
         window.bytes_ahead += window.counted[i]
         window.calls_ahead += calls
