@@ -84,6 +84,14 @@ ROOMS = [
     "kinship",
     "images",
     "pool",
+    "latch",
+    "held",
+    "at_exit",
+    "face_state",
+    "face_image",
+    "face_pool",
+    "face_plan",
+    "face_ticket",
 ]
 EXTENSIONS = [
     extension("cudart", "src/strata_copy/cudart.pyx", "src/cudart/table.c"),

@@ -474,6 +474,17 @@ def test_copies_in_flight_are_whole_when_the_interpreter_ends_and_nothing_comes_
     assert lines[2:] == ["RuntimeError the interpreter is ending: no copier opens any more"]
 
 
+def test_copies_end_before_the_arenas_and_the_runtime_that_they_need():
+    code = """
+        import atexit
+        register, names = atexit.register, []
+        atexit.register = lambda act, *a, **k: (names.append(act.__module__), register(act, *a, **k))[1]
+        import strata_copy
+        print([name for name in reversed(names) if name.startswith("strata_copy.")])
+    """
+    assert run_python(code) == "['strata_copy.at_exit', 'strata_copy.arena', 'strata_copy.host_runtime']\n"
+
+
 @pytest.mark.host
 def test_a_process_ends_though_a_copy_in_flight_never_does():
     """It says so, and what the copy reads and writes stays where it is."""
@@ -481,7 +492,7 @@ def test_a_process_ends_though_a_copy_in_flight_never_does():
         """
         from host_table import Gate
         warnings.showwarning = lambda message, kind, *_: print(kind.__name__, message)
-        sc._core.EXIT_PATIENCE = 0.3
+        sc.at_exit.PATIENCE = 0.3
         copier = sc.Copier(helpers=0)
         gate = Gate(writer := runtime.stream_create())
         source, target = state(SHORT, 64, 1), state(SHORT, 64, 0)

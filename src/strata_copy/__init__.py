@@ -9,10 +9,15 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 
-from strata_copy._core import Copier, Image, Plan, Pool, Progress, State, Ticket
+from strata_copy._core import Copier
 from strata_copy.arena import Arena
 from strata_copy.cudart import RuntimeUnavailable
 from strata_copy.errors import Cancelled, CopyError, Failed, Poisoned, Refused
+from strata_copy.face_image import Image
+from strata_copy.face_plan import Plan
+from strata_copy.face_pool import Pool
+from strata_copy.face_state import State
+from strata_copy.face_ticket import Progress, Ticket
 from strata_copy.layout import Layout
 from strata_copy.parts import Growth, Part, Patch
 from strata_copy.places import CALLER_SYNCED, Event, Place, Stream

@@ -17,3 +17,10 @@ cdef int raise_error(const Error *error) except -1:
         "wanted": error.wanted,
         "found": error.found,
     })
+
+
+cdef object as_exception(const Error *error):
+    try:
+        raise_error(error)
+    except Exception as failure:
+        return failure

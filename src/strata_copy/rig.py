@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from strata_copy import runtime
-from strata_copy._core import State
+from strata_copy.face_state import State
 from strata_copy.layout import Layout
 from strata_copy.parts import Growth, Part
 from strata_copy.places import Place

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from strata_copy import rig, save_path
-from strata_copy._core import Copier, Pool, State
+from strata_copy._core import Copier
 from strata_copy.arena import Arena
+from strata_copy.face_pool import Pool
+from strata_copy.face_state import State
 from strata_copy.layout import Layout
 from strata_copy.parts import Part
 from strata_copy.places import CALLER_SYNCED

@@ -1,0 +1,23 @@
+from collections.abc import Iterable
+
+from typing_extensions import disjoint_base
+
+from strata_copy.arena import Arena
+from strata_copy.face_state import State
+from strata_copy.layout import Layout
+
+@disjoint_base
+class Image(State):
+    blob: bytes
+    def __init__(
+        self, arena: Arena, layout: Layout, *, banks: int = 1, chunk: int = 4096, scrub: bool = False
+    ) -> None: ...
+    def reserve(self, marks: int | Iterable[int]) -> None: ...
+    def publish(self, generation: int = 0) -> bool: ...
+    def discard(self) -> None: ...
+    @property
+    def published(self) -> bool: ...
+    @property
+    def marks(self) -> tuple[int, ...] | None: ...
+    @property
+    def bytes(self) -> int: ...
