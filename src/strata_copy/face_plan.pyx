@@ -49,7 +49,7 @@ cdef class Plan:
         pool are evicted for that only once nothing else is in the way.
 
         upto: the marks up to which rows move, one int for each of layout.marks. begin: the marks up to which the target has them
-            already; None for what the states' lineages say, which is 0 where the source was never spoken of.
+            already; None for what the states' lineages say, which is none at all where the source was never spoken of.
         after: what the copy waits for (who wrote the source, who still reads the target): Event and Stream values, or CALLER_SYNCED
             where both are known to be done. There is no default.
         groups: names of the groups that move; None for all. src_bank, dst_bank: the bank of parts that have several, an int or a

@@ -42,14 +42,13 @@ cdef void leg_size(Leg *leg, const CopierData *copier, const Request *request, c
     """One that shall keep its distance has no helpers beside its ring, nor one with a hook, which would have to wait for them behind each
     layer; with them the ring has less ahead, for at the end it copies that alone."""
     cdef const DeviceLanes *device = leg.course.device
-    cdef int64_t steps
+    cdef int64_t steps, slot = slot_of_plan(copier, plan, d)
     leg.step = chunk_of_plan(copier, plan, d)
     leg.ahead = max(request.bytes_ahead, LEAST_AHEAD) if request.bytes_ahead > 0 else copier.window * leg.step
     if leg.ahead < 2 * leg.step:        # several steps are a chunk then, alike, or one that is its short rest would be all that is ahead
         steps = (2 * leg.step + leg.ahead - 1) // leg.ahead
         leg.step = (leg.step + steps - 1) // steps
-    leg.least = slot_of_plan(copier, plan, d)
-    leg.least = min(leg.step, leg.ahead // 2, leg.least if leg.least > 0 else leg.step)
+    leg.least = min(leg.step, leg.ahead // 2, slot if slot > 0 else leg.step)
     leg.helped = 0
     if (for_helpers(plan, d) and copier.helpers > 0 and device.staging.slots > 0 and request.bytes_ahead <= 0
             and request.hook == NULL and leg.course.slot.bytes >= LEAST_BESIDE * device.staging.chunk_bytes):
