@@ -68,6 +68,7 @@ ROOMS = [
     "endings",
     "tickets",
     "legs",
+    "worker_thread",
     "worker",
     "submit",
     "checks",

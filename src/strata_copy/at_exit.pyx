@@ -13,14 +13,11 @@ from strata_copy.lanes cimport CopierData
 from strata_copy.latch cimport latch_give, latch_take_within
 from strata_copy.news cimport nap, ran_something
 from strata_copy.opening cimport in_flight, let_no_more_in
-from strata_copy.worker cimport worker_dismiss
+from strata_copy.worker_thread cimport LOOK_NS, thread_dismiss
 
 from strata_copy import arena, host_runtime  # no-cython-lint: what they do at the end comes behind this, as they register before it
 
-PATIENCE = 5.0          # seconds in which nothing lands, after which copies are waited for no longer
-
-cdef enum:
-    LOOK_NS = 100000    # between two looks
+PATIENCE = 5.0      # seconds in which nothing lands, after which copies are waited for no longer
 
 cdef bint ending = False
 
@@ -56,7 +53,7 @@ cdef int32_t end_flight() except? -1:
     if copier == NULL:
         return 0
     flying = wait_for_all(copier)
-    worker_dismiss()
+    thread_dismiss()
     return flying
 
 

@@ -5,7 +5,7 @@ Who owns what
 There is one copier in a process (copier.pxd). Its tables are static, so that a ticket can be looked up at any time; its streams, events,
 rings and words are made when it opens and destroyed when it closes. `CopierData.lock` guards what is queued on lanes, opening and closing,
 the taking and freeing of slots, the jobs of the worker (worker.pxd), and StateData.writer and .readers. The order of locks: the GIL, then
-`CopierData.lock`, then `ArenaData.lock` (pieces.pxd) or one of the two that only guard a condition (news.pxd; worker.pxd: bell). None is
+`CopierData.lock`, then `ArenaData.lock` (pieces.pxd) or one of the two that only guard a condition (news.pxd; worker_thread.pxd). None is
 taken from the right to the left. Everything else that threads share is atomic, and a slot is kept from being freed by a pin (tickets.pxd).
 An arena that was dropped without `close` while a ticket had an image of it is given back when that ticket is swept, by a thread of its
 own and under `CopierData.lock`: submits wait for that.

@@ -2,9 +2,8 @@
 
 Who owns what: a fed ticket has a job, in a static table, with a copy of its request, and for each of its devices a leg (legs.pxd), the
 first of which has the gate event behind what the ticket waits for. Jobs and legs are used under the copier's lock. A step of the worker
-(`worker_step`) takes the lock for as long as it takes to queue a few chunks; it is called by a thread of our own, which sleeps on `bell`
-while there is nothing to do, by a caller whose ticket can begin at once, and by a runtime that decides itself when things run (table.h:
-adopt_worker). It never takes the GIL.
+(`worker_step`) takes the lock for as long as it takes to queue a few chunks; it is taken by a thread of our own (worker_thread.pxd), by a
+caller whose ticket can begin at once, and by a runtime that decides itself when things run (table.h: adopt_worker). It never takes the GIL.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
@@ -37,7 +36,7 @@ cdef struct Job:
 cdef Job *take_job(CopierData *copier) noexcept nogil
 # Under the lock: takes over a submission whose slot is filled, and begins it where it can begin.
 cdef int feed(Job *job, Submission *s) noexcept nogil
-# Queues what can be queued now, and returns how many jobs are not done.
+# Queues what can be queued now, and returns whether jobs are left that are not done.
 cdef int worker_step() noexcept nogil
 # OK: it stops at the next chunk and ends CANCELLED. AGAIN: everything is queued, it will land. The outcome where it has ended.
 cdef int ticket_cancel(Ticket ticket, Error *error) noexcept nogil
@@ -47,6 +46,4 @@ cdef int worker_open(CopierData *copier, const Opening *opening, Error *error) n
 cdef void worker_close(CopierData *copier, Error *error) noexcept nogil
 # Holds the caller until no job is left, once no submit comes in any more.
 cdef void worker_finish(CopierData *copier) noexcept nogil
-# The thread ends by itself after what it has in hand; nobody waits for it.
-cdef void worker_dismiss() noexcept nogil
 cdef int worker_reserve(int32_t parts, Error *error) noexcept nogil

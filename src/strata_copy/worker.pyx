@@ -3,13 +3,12 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy
-from posix.time cimport CLOCK_MONOTONIC, timespec
 
 from strata_copy.abi cimport (
     AGAIN, CANCELLED, OK, POISONED, REASON_CUDA, REASON_MEMORY, REASON_NONE, REFUSED, WAIT_EVENT, Error, Ticket, Wait,
 )
 from strata_copy.atomics cimport add_i64, load_i32, load_i64, store_i32
-from strata_copy.copier cimport stand_on_device, the_tables
+from strata_copy.copier cimport the_tables
 from strata_copy.courses cimport (
     STEP_BESIDE, STEP_ONE_WAY, course_begin, course_cut, course_go, course_room, course_tell, course_touch,
 )
@@ -19,7 +18,7 @@ from strata_copy.helpers cimport helpers_close, helpers_copy, helpers_open
 from strata_copy.hooks cimport in_hook, of_hook
 from strata_copy.lanes cimport (
     CLOSED, LANES, PAUSE, STAGE_HOST, STAGE_IN, STAGE_OUT, STAGING, Budget, CopierData, DeviceLanes, Slot, StageChunk,
-    device_index, guard_to_close, now, poison_all, record, wait_event,
+    device_index, guard_to_close, poison_all, record, wait_event,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.legs cimport LEAST_BESIDE, MAX_MARKERS, Leg, Window, leg_close, leg_look, leg_mark, leg_open, leg_size
@@ -27,37 +26,19 @@ from strata_copy.news cimport nap, ran_something, tell_news
 from strata_copy.plan cimport MAX_DEVICES, Extent, Units
 from strata_copy.staging cimport stage_copied, stage_drop, stage_empty, stage_flush, stage_look, stage_next, stage_sends
 from strata_copy.submit cimport Submission
-from strata_copy.system cimport (
-    pthread_cond_broadcast, pthread_cond_init, pthread_cond_t, pthread_cond_timedwait, pthread_cond_wait, pthread_condattr_init,
-    pthread_condattr_setclock, pthread_condattr_t, pthread_create, pthread_join, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
-    pthread_mutex_trylock, pthread_mutex_unlock, pthread_t,
-)
+from strata_copy.system cimport pthread_mutex_lock, pthread_mutex_trylock, pthread_mutex_unlock
 from strata_copy.tickets cimport no_ticket, pin, unpin
 from strata_copy.ways cimport lanes_of_plan
+from strata_copy.worker_thread cimport LOOK_NS, WORK_AT_ONCE, thread_end, thread_start, thread_wake
 
 
 cdef enum:
     CALLS_OF_A_STEP = 64
     CALLS_AHEAD = 256
-    LOOK_NS = 100000            # between two looks at what has landed
-    IDLE_NS = 1000000000
 
 cdef Job jobs[MAX_JOBS]
 cdef int32_t max_parts = 0
 cdef int32_t served = 0         # the device at whose chunks the worker looked last, under the copier's lock
-cdef pthread_t thread
-cdef bint has_thread = False
-
-# What the thread sleeps on, and what it is told.
-cdef pthread_mutex_t bell_lock
-cdef pthread_cond_t bell
-cdef bint rung = False, stopping = False, begun = False
-cdef Error beginning            # how the thread began
-cdef pthread_condattr_t monotonic
-pthread_condattr_init(&monotonic)
-pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC)
-pthread_mutex_init(&bell_lock, NULL)
-pthread_cond_init(&bell, &monotonic)
 
 
 # ---- a job is taken
@@ -96,7 +77,7 @@ cdef int feed(Job *job, Submission *s) noexcept nogil:
         drop_staging(s.copier, job)     # the lanes are drained before anybody else gets it
         job.slot = NULL
         return status
-    ring_bell()
+    thread_wake()
     return OK
 
 
@@ -149,28 +130,29 @@ cdef int shut_gate(Leg *leg, Submission *s, DeviceLanes *device) noexcept nogil:
     return status if status != OK else record(device, leg.gate, leg.gate_stream, &s.guard, s.error)
 
 
-cdef void ring_bell() noexcept nogil:
-    global rung
-    pthread_mutex_lock(&bell_lock)
-    rung = True
-    pthread_cond_broadcast(&bell)
-    pthread_mutex_unlock(&bell_lock)
-
-
 # ---- a step
 
 cdef int worker_step() noexcept nogil:
     cdef CopierData *copier = the_tables()
-    cdef StageChunk *chunk
-    cdef int left
     if pthread_mutex_trylock(&copier.lock) != 0:    # a thread that holds it may be the one that steps
         return 1
-    left = step(copier)
-    chunk = next_chunk(copier)
+    return step_and_unlock(copier) != 0
+
+
+cdef int work(CopierData *copier) noexcept nogil:
+    pthread_mutex_lock(&copier.lock)
+    return step_and_unlock(copier)
+
+
+cdef int step_and_unlock(CopierData *copier) noexcept nogil:
+    """Returns how many jobs are not done, or WORK_AT_ONCE."""
+    cdef int left = step(copier)
+    cdef StageChunk *chunk = next_chunk(copier)
     pthread_mutex_unlock(&copier.lock)
-    if chunk != NULL:
-        copy_chunk(copier, chunk)
-    return left
+    if chunk == NULL:
+        return left
+    copy_chunk(copier, chunk)
+    return WORK_AT_ONCE
 
 
 cdef int step(CopierData *copier) noexcept nogil:
@@ -471,71 +453,13 @@ cdef int ticket_cancel(Ticket ticket, Error *error) noexcept nogil:
     pthread_mutex_unlock(&copier.lock)
     unpin(slot)
     if status == OK:
-        ring_bell()
+        thread_wake()
     return status
 
 
-# ---- the thread, opening and closing
-
-cdef bint begin_thread(CopierData *copier) noexcept nogil:
-    """Stands on a device and tells worker_open, which waits for it, how that went."""
-    global begun
-    cdef bint well
-    clear(&beginning)
-    well = stand_on_device(copier, REFUSED, &beginning) == OK
-    pthread_mutex_lock(&bell_lock)
-    begun = True
-    pthread_cond_broadcast(&bell)
-    pthread_mutex_unlock(&bell_lock)
-    return well
-
-
-cdef int start_thread(CopierData *copier, Error *error) noexcept nogil:
-    global begun, has_thread
-    begun = False
-    if pthread_create(&thread, NULL, run, copier) != 0:
-        return outcome(error, REFUSED, REASON_MEMORY, "the worker's thread could not be made")
-    pthread_mutex_lock(&bell_lock)
-    while not begun:
-        pthread_cond_wait(&bell, &bell_lock)
-    pthread_mutex_unlock(&bell_lock)
-    has_thread = beginning.status == OK
-    if not has_thread:
-        pthread_join(thread, NULL)
-        error[0] = beginning
-    return error.status
-
-
-cdef void *run(void *copier) noexcept nogil:
-    """Looks at the jobs whenever the bell rings, and now and then while there are some."""
-    global rung
-    cdef timespec until
-    cdef int64_t at
-    cdef bint stop = False
-    cdef StageChunk *chunk
-    cdef int left
-    if not begin_thread(<CopierData *>copier):
-        return NULL
-    while not stop:
-        pthread_mutex_lock(&(<CopierData *>copier).lock)
-        left = step(<CopierData *>copier)
-        chunk = next_chunk(<CopierData *>copier)
-        pthread_mutex_unlock(&(<CopierData *>copier).lock)
-        if chunk != NULL:
-            copy_chunk(<CopierData *>copier, chunk)
-            continue
-        at = now() + (LOOK_NS if left > 0 else IDLE_NS)
-        until.tv_sec, until.tv_nsec = at // 1000000000, at % 1000000000
-        pthread_mutex_lock(&bell_lock)
-        while not rung and not stopping and now() < at:
-            pthread_cond_timedwait(&bell, &bell_lock, &until)
-        rung, stop = False, stopping
-        pthread_mutex_unlock(&bell_lock)
-    return NULL
-
+# ---- opening and closing
 
 cdef int worker_open(CopierData *copier, const Opening *opening, Error *error) noexcept nogil:
-    global stopping
     cdef Guard guard
     cdef int32_t i, d
     cdef int status = guard_enter(&guard, error)
@@ -553,23 +477,19 @@ cdef int worker_open(CopierData *copier, const Opening *opening, Error *error) n
     guard_leave(&guard, status, error)
     if status != OK:
         return status
-    stopping = False
     if rt.adopt_worker == NULL or not rt.adopt_worker(worker_step):
-        status = start_thread(copier, error)
+        status = thread_start(copier, work, error)
         if status == OK:
             helpers_open(opening.helpers)
     return status
 
 
 cdef void worker_close(CopierData *copier, Error *error) noexcept nogil:
-    global has_thread, max_parts
+    global max_parts
     cdef Guard guard
     cdef int32_t i, d
     cdef bint alive = True
-    if has_thread:
-        worker_dismiss()
-        pthread_join(thread, NULL)
-        has_thread = False
+    if thread_end():
         helpers_close()
     elif rt.adopt_worker != NULL:
         rt.adopt_worker(NULL)
@@ -598,14 +518,6 @@ cdef void worker_finish(CopierData *copier) noexcept nogil:
         pthread_mutex_unlock(&copier.lock)
         if left > 0 and not ran_something():
             nap(LOOK_NS)        # the worker is at it
-
-
-cdef void worker_dismiss() noexcept nogil:
-    global stopping
-    pthread_mutex_lock(&bell_lock)
-    stopping = True
-    pthread_cond_broadcast(&bell)
-    pthread_mutex_unlock(&bell_lock)
 
 
 cdef int worker_reserve(int32_t parts, Error *error) noexcept nogil:
