@@ -306,7 +306,7 @@ def test_access_that_is_not_given_is_a_reason(memory, small, code):
 
 PROOF_CALLS = (
     "cudaThreadExchangeStreamCaptureMode", "cudaDeviceCanAccessPeer", "cudaSetDevice", "cudaHostAlloc",
-    "cudaStreamCreateWithFlags", "cudaMalloc", "cudaMemcpyAsync", "cudaMemsetAsync", "cudaMemcpyPeerAsync",
+    "cudaStreamCreateWithFlags", "cudaMalloc", "cudaMemcpyAsync", "cudaMemcpyPeerAsync",
     "cudaStreamQuery", "cudaStreamSynchronize", "cudaStreamDestroy", "cudaFree", "cudaFreeHost",
 )  # fmt: skip
 

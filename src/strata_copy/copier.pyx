@@ -44,7 +44,7 @@ cdef CopierData *copier_open(const Opening *opening, Error *error) noexcept nogi
     copier.chunk, copier.patience, copier.window = opening.chunk, opening.patience, opening.window
     copier.helpers = opening.helpers
     copier.relay_slots, copier.relay_slot_bytes = opening.relay_slots, opening.relay_slot_bytes
-    copier.calls_in_flight = copier.relays_in_flight = 0
+    copier.relays_in_flight = 0
     status = guard_enter(&guard, error)
     if status == OK:
         status = make_tables(copier, error)

@@ -32,3 +32,5 @@ cdef int fail_in_flight(CopierData *copier, Slot *slot, int32_t d, int status, c
 cdef int end_by_word(CopierData *copier, Slot *slot) noexcept nogil
 # Frees every slot, released or not, once no thread looks at it any more: the last thing before the copier closes.
 cdef void free_all(CopierData *copier) noexcept nogil
+# Under the lock: one ticket more (or less) is in flight through the rings between devices that this one goes through.
+cdef void count_relays(CopierData *copier, const Slot *slot, int32_t tickets) noexcept nogil

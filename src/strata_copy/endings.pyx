@@ -6,7 +6,7 @@ from strata_copy.abi cimport AGAIN, FAILED, OK, POISONED, REASON_CUDA, REFUSED, 
 from strata_copy.atomics cimport add_i32, load_i32, load_u64, store_i32, store_u64, swap_i32
 from strata_copy.copier cimport the_tables
 from strata_copy.cudart cimport Guard, clear, observed, outcome, published, rt
-from strata_copy.lanes cimport CopierData, DeviceLanes, Slot, device_drain, now
+from strata_copy.lanes cimport CopierData, DeviceLanes, Ring, Slot, count_calls, device_drain, now
 from strata_copy.lineage cimport lineage_reset
 from strata_copy.news cimport nap, tell_news
 from strata_copy.plan cimport PlanData, plan_drop
@@ -213,14 +213,29 @@ cdef void free_slot(Slot *slot) noexcept nogil:
 
 cdef void let_go(Slot *slot, int32_t index, int32_t holds) noexcept nogil:
     """Source and target are the engine's again; with holds 0 they stay held, but later tickets find nothing to wait for."""
+    cdef CopierData *copier = the_tables()
     cdef PlanData *plan = slot.plan
-    cdef int32_t s
+    cdef int32_t s, d
     slot.holding = 0
-    the_tables().calls_in_flight -= slot.calls
-    the_tables().relays_in_flight -= slot.relays
+    count_relays(copier, slot, -1)
+    for d in range(copier.n_devices):
+        count_calls(&copier.devices[d], &slot.devices[d], -slot.devices[d].calls)
+        slot.devices[d].relays = 0
     if plan.target.writer == slot.ticket:
         plan.target.writer = 0
     add_i32(&plan.target.holds, -holds)
     for s in range(plan.n_sources):
         plan.sources[s].readers[index >> 6] &= ~(<uint64_t>1 << (index & 63))
         add_i32(&plan.sources[s].holds, -holds)
+
+
+cdef void count_relays(CopierData *copier, const Slot *slot, int32_t tickets) noexcept nogil:
+    cdef Ring *ring
+    cdef int32_t d, n
+    for d in range(copier.n_devices):
+        for n in range(copier.n_devices if slot.devices[d].relays != 0 else 0):
+            if (slot.devices[d].relays >> n) & 1:
+                ring = copier.devices[d].relays[n]
+                copier.relays_in_flight -= ring.tickets > 0
+                ring.tickets += tickets
+                copier.relays_in_flight += ring.tickets > 0

@@ -11,7 +11,7 @@ An arena that was dropped without `close` while a ticket had an image of it is g
 own and under `CopierData.lock`: submits wait for that.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from strata_copy.abi cimport Error
 from strata_copy.cudart cimport Guard, cudaEvent_t, cudaStream_t
@@ -38,6 +38,7 @@ cdef enum:
     RING_PIECES = 64        # pieces of one slot
     ALIGNMENT = 512         # bytes: of slots, of chunks, and of the pieces in them; and of where long rows are cut
     GATHERED = 32           # copies of one call over a link: one by one each takes 2 us of NVLink's time and 3 of PCIe's, in one call 0.5
+    CALLS_IN_FLIGHT = 512   # copies that a lane may have queued: a stream takes about 1,020 entries (events too), then it holds its caller
     PAUSE = 16              # a status of our own: the budget is used up, and there is more
 
 # A way for one route's direction on one device, in order from its first copy to its last. Lanes `out` and `in` are a pair of
@@ -50,6 +51,7 @@ cdef struct Lane:
     cudaEvent_t chain[2]
     int32_t paired, turn        # turn: the stream that takes the next copy
     int64_t chunk, in_chunk     # bytes after which a paired lane changes streams, where a piece ends; bytes since it did
+    int32_t calls               # copies in flight on it, as far as is known; a ticket's count on every lane that it may use
     bint crosses                # it is a peer lane,
     int32_t source, target      # between these devices, as ordinals
     cudaStream_t finish         # of a lane between devices: as DeviceLanes.finish, for tickets that use it
@@ -76,6 +78,7 @@ cdef struct Ring:
     Lane *second
     Lane own                    # the first lane of a ring between devices
     bint shares                 # what it holds at a time, it shares with other rings
+    int32_t tickets             # in flight that go through it, of a ring that shares
     cudaEvent_t filled[MAX_RING]
     cudaEvent_t emptied[MAX_RING]
     bint used[MAX_RING]         # emptied[i] was recorded and the first lane is not behind it yet
@@ -144,6 +147,9 @@ cdef struct Budget:
 # A ticket's share of one device. Events are numbers of Slot.events of the device.
 cdef struct SlotDevice:
     bint used, involved         # involved: it carries something, or is at the other end of what another one carries
+    uint64_t lanes              # that it may use, as bits
+    uint32_t relays             # rings that it goes through, from these device numbers, as bits
+    int32_t calls               # copies in flight on its lanes, as far as is known
     int32_t taken               # events
     int32_t queued              # layers whose events are recorded; n_layers + 1: everything is queued
     uint64_t bundle_lanes       # that bundles moved on, as bits
@@ -166,8 +172,6 @@ cdef struct Slot:
     int32_t verdict             # atomic; how it ends once its word arrives: OK, or why it was cut short
     bint fed                    # the worker queues it
     bint touched, counted       # a copy call was made; the target's generation counts the ticket already
-    int32_t calls               # copies that it holds places of streams for, where the caller queued them
-    int32_t relays              # rings between devices that it goes through
     PlanData *plan
     int32_t n_layers
     uint64_t depends[TICKET_WORDS]  # the slots of the earlier tickets that it comes behind
@@ -191,8 +195,7 @@ cdef struct CopierData:
     pthread_mutex_t lock
     int32_t n_devices, n_slots, layer_events
     int32_t window              # chunks that a fed ticket has queued ahead on a device; by P2P they are PEER_CHUNKS times as long
-    int32_t calls_in_flight     # copies of tickets that the callers queued
-    int32_t relays_in_flight    # rings between devices, for each ticket that goes through one
+    int32_t relays_in_flight    # rings between devices that tickets in flight go through
     int32_t relay_slots         # of each such ring
     int64_t relay_slot_bytes
     int32_t helpers             # threads, beside the worker
@@ -240,6 +243,12 @@ cdef int record(const DeviceLanes *device, cudaEvent_t event, cudaStream_t strea
 cdef int wait_event(const DeviceLanes *device, cudaStream_t stream, cudaEvent_t event, const Guard *guard, Error *error) noexcept nogil
 # Takes the lowest lane out of a set that is not empty.
 cdef int32_t next_lane(uint64_t *lanes) noexcept nogil
+# So many more (or fewer) copies of a ticket are in flight on the lanes of a device that it may use.
+cdef void count_calls(DeviceLanes *device, SlotDevice *share, int32_t calls) noexcept nogil
+# Those in flight on the fullest of these lanes.
+cdef int32_t most_calls(const DeviceLanes *device, uint64_t lanes) noexcept nogil
+# Bytes that a slot between devices takes while so many of these rings are in flight.
+cdef int64_t relay_room(const CopierData *copier, int32_t rings) noexcept nogil
 # Waits until nothing that was queued on a device's lanes runs any more, nor on the way to it: before a failure is told.
 cdef int device_drain(DeviceLanes *device, const Guard *guard, Error *error) noexcept nogil
 

@@ -71,6 +71,7 @@ cdef int ring_copy(const CopierData *copier, Ring *ring, const Extent *extent, i
             if budget.bytes < most:     # the rest of it would have a slot by itself
                 return PAUSE
             status = ring_flush(copier, ring, guard, error)
+            budget.calls -= 1       # for the events behind and before the slot
             room = most
         cut(extent, into[0], min(room, max(budget.bytes, ALIGNMENT)), max_pitch, &piece)
         if status == OK:
@@ -81,24 +82,25 @@ cdef int ring_copy(const CopierData *copier, Ring *ring, const Extent *extent, i
     return OK
 
 
-cdef inline bint alone(const CopierData *copier, const Ring *ring) noexcept nogil:
-    return not ring.shares or copier.relays_in_flight <= 1
+cdef int64_t relay_room(const CopierData *copier, int32_t rings) noexcept nogil:
+    """Rings between devices are fastest while what they hold together stays in the processor's cache: several in flight share what one has
+    alone, in all their slots, or in two where those would be short."""
+    cdef int64_t share
+    if rings <= 1:
+        return copier.relay_slot_bytes
+    share = copier.relay_slots * copier.relay_slot_bytes // rings
+    return max(min(copier.relay_slot_bytes, max(share // copier.relay_slots, min(share // 2, SHARED_SLOT))) & ~<int64_t>(ALIGNMENT - 1),
+               <int64_t>ALIGNMENT)
 
 
 cdef inline int64_t slot_room(const CopierData *copier, const Ring *ring) noexcept nogil:
-    """Bytes that a slot takes. Rings between devices are fastest while what they hold together stays in the processor's cache: several
-    in flight share what one has alone, in all their slots, or in two where those would be short."""
-    cdef int64_t share
-    if alone(copier, ring):
-        return ring.slot_bytes
-    share = ring.slots * ring.slot_bytes // copier.relays_in_flight
-    return max(min(ring.slot_bytes, max(share // ring.slots, min(share // 2, SHARED_SLOT))) & ~<int64_t>(ALIGNMENT - 1),
-               <int64_t>ALIGNMENT)
+    """Bytes that a slot takes."""
+    return relay_room(copier, copier.relays_in_flight) if ring.shares else ring.slot_bytes
 
 
 cdef inline int32_t depth(const CopierData *copier, const Ring *ring) noexcept nogil:
     """Slots in use: two at least, so that one is filled while the other is emptied."""
-    if alone(copier, ring):
+    if not ring.shares or copier.relays_in_flight <= 1:
         return ring.slots
     return <int32_t>min(ring.slots, max(2, ring.slots * ring.slot_bytes // (copier.relays_in_flight * slot_room(copier, ring))))
 
@@ -270,6 +272,20 @@ cdef int change_streams(DeviceLanes *device, Lane *lane, const Guard *guard, Err
         lane.turn ^= 1
         lane.in_chunk = 0
     return status
+
+
+cdef void count_calls(DeviceLanes *device, SlotDevice *share, int32_t calls) noexcept nogil:
+    cdef uint64_t lanes = share.lanes
+    share.calls += calls
+    while lanes != 0:
+        device.lanes[next_lane(&lanes)].calls += calls
+
+
+cdef int32_t most_calls(const DeviceLanes *device, uint64_t lanes) noexcept nogil:
+    cdef int32_t most = 0
+    while lanes != 0:
+        most = max(most, device.lanes[next_lane(&lanes)].calls)
+    return most
 
 
 cdef int record(const DeviceLanes *device, cudaEvent_t event, cudaStream_t stream, const Guard *guard, Error *error) noexcept nogil:

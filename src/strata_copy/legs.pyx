@@ -6,7 +6,7 @@ from strata_copy.abi cimport FAILED, OK, REFUSED, Error, Request
 from strata_copy.atomics cimport add_i64
 from strata_copy.copier cimport free_event, free_stream, make_event, make_stream
 from strata_copy.cudart cimport Guard, cudaErrorNotReady, cudaEventDisableTiming, cuda_failed, rt
-from strata_copy.lanes cimport ALIGNMENT, CopierData, DeviceLanes, lane_stream, record
+from strata_copy.lanes cimport ALIGNMENT, CopierData, DeviceLanes, count_calls, lane_stream, record
 from strata_copy.plan cimport PlanData
 from strata_copy.ways cimport chunk_of_plan, for_helpers, slot_of_plan
 
@@ -69,6 +69,7 @@ cdef int leg_mark(Leg *leg, int64_t bytes, int64_t asked, int32_t calls, const G
         window.n += 1
         window.bytes_ahead += window.counted[i]
         window.calls_ahead += calls
+        count_calls(device, leg.course.share, calls)
     return status
 
 
@@ -84,6 +85,7 @@ cdef int leg_look(Leg *leg, int64_t *landed, const Guard *guard, Error *error) n
         add_i64(landed, window.bytes[window.first])
         window.bytes_ahead -= window.counted[window.first]
         window.calls_ahead -= window.calls[window.first]
+        count_calls(leg.course.device, leg.course.share, -window.calls[window.first])
         window.first = (window.first + 1) % MAX_MARKERS
         window.n -= 1
     return OK

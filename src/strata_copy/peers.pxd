@@ -23,7 +23,7 @@ cdef struct PeerProof:
 
 
 # Whether a copy of a proof hangs to or from this device, or (-1) any. What waits for everything on the device then never returns: freeing
-# its memory does, and so does freeing pinned memory.
+# its memory does, and so does freeing or unregistering pinned memory.
 cdef bint peer_hangs(int32_t device) noexcept nogil
 # Makes the proof with copies of these sizes; changes the current device. OK whatever was found, POISONED where a device ended.
 cdef int prove_peer(PeerProof *proof, const int64_t *sizes, int32_t n_sizes, Error *error) noexcept nogil

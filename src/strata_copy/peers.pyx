@@ -33,6 +33,9 @@ cdef enum:
 # Ordinals. Where the list is full, every device counts.
 cdef int32_t hung[MAX_HUNG]
 cdef int32_t n_hung = 0
+# Pinned memory that a proof has left, as freeing it would wait for what hangs: the next one uses it.
+cdef uint64_t *spare = NULL
+cdef int64_t spare_bytes = 0
 
 
 class PeerLink(NamedTuple):
@@ -64,7 +67,7 @@ def link(int source, int target):
     which takes about a tenth of a second, and 192 MiB of memory meanwhile. A device that is not there has no P2P, and the reason says so.
 
     Raises ValueError where both are one device, Poisoned where a device fails for good, Refused where CUDA cannot be asked at all."""
-    global _configuration, n_hung
+    global _configuration, n_hung, spare
     cdef Prover prover
     require_runtime()
     if source == target:
@@ -75,13 +78,16 @@ def link(int source, int target):
         if _configuration != host_runtime.configuration():
             _configuration = host_runtime.configuration()
             _proofs.clear()
-            n_hung = 0
+            n_hung, spare = 0, NULL
         found = _proofs.get((source, target))
         if found is None:
             prover = Prover()
-            found = prover.prove(source, target)
-            if prover.proof.state != PEER_UNTRIED:
-                _proofs[source, target] = found
+            try:
+                prover.prove(source, target)
+            finally:                # a signal that arrives meanwhile is raised at the end, and the proof was made
+                found = prover.found()
+                if prover.proof.state != PEER_UNTRIED:
+                    _proofs[source, target] = found
     return found
 
 
@@ -89,6 +95,12 @@ def links(devices=None):
     """`link` of each ordered pair of these devices, all by default. The pairs of a machine take a while."""
     devices = list(range(runtime.device_count()) if devices is None else devices)
     return [link(source, target) for source in devices for target in devices if source != target]
+
+
+def hangs(device=None):
+    """Whether a copy of a proof hangs to or from this device, or (None) any: what waits for everything on a device never returns then, as
+    freeing its memory does, and freeing or unregistering pinned memory."""
+    return peer_hangs(-1 if device is None else device)
 
 
 cdef class Prover(OnThread):
@@ -102,7 +114,9 @@ cdef class Prover(OnThread):
         for i in range(self.n_sizes):
             self.sizes[i] = SIZES[i]
         self.run(self.work)
-        return PeerLink(source, target, self.proof.state == PEER_P2P, self.proof.reason.decode(errors="replace"))
+
+    def found(self):
+        return PeerLink(self.proof.source, self.proof.target, self.proof.state == PEER_P2P, self.proof.reason.decode(errors="replace"))
 
     def work(self):
         with nogil:
@@ -229,17 +243,16 @@ cdef int try_sizes(Trial *trial, PeerProof *proof, const int64_t *sizes, int32_t
 
 
 cdef int try_copy(Trial *trial, int64_t bytes, int32_t copy, bint looked_at) noexcept nogil:
-    """One copy of so many bytes. Where it is looked at, the source is new and the target holds something else before."""
+    """One copy of so many bytes. Where it is looked at, the source is new and the target holds something else before. All by copies, which
+    need no multiprocessor: the engine's kernels may have them all for longer than the limit."""
     cdef uint64_t seed = <uint64_t>bytes + copy
     cdef int status = OK
     if looked_at:
-        write_pattern(trial.host, bytes, seed)
-        status = called(trial, rt.cudaMemcpyAsync(trial.memory[0], trial.host, bytes, cudaMemcpyDefault, trial.streams[0]),
-                        "cudaMemcpyAsync", 0)
+        memset(trial.host, 0x5A, bytes)
+        status = from_host(trial, 1, bytes)
         if status == OK:
-            status = called(trial, rt.cudaMemsetAsync(trial.memory[1], 0x5A, bytes, trial.streams[1]), "cudaMemsetAsync", 1)
-        if status == OK:
-            status = settle(trial, 1)
+            write_pattern(trial.host, bytes, seed)
+            status = from_host(trial, 0, bytes)
     if status == OK:
         status = called(trial, rt.cudaMemcpyPeerAsync(trial.memory[1], trial.devices[1], trial.memory[0], trial.devices[0], bytes,
                                                       trial.streams[0]), "cudaMemcpyPeerAsync", 0)
@@ -253,6 +266,12 @@ cdef int try_copy(Trial *trial, int64_t bytes, int32_t copy, bint looked_at) noe
     if status == OK:
         status = settle(trial, 1)
     return status if status != OK or is_pattern(trial.host, bytes, seed) else WRONG
+
+
+cdef int from_host(Trial *trial, int32_t which, int64_t bytes) noexcept nogil:
+    cdef int status = called(trial, rt.cudaMemcpyAsync(trial.memory[which], trial.host, bytes, cudaMemcpyDefault, trial.streams[which]),
+                             "cudaMemcpyAsync", which)
+    return status if status != OK else settle(trial, which)
 
 
 cdef int settle(Trial *trial, int32_t which) noexcept nogil:
@@ -290,10 +309,15 @@ cdef bint is_pattern(const uint64_t *words, int64_t bytes, uint64_t seed) noexce
 # ---- what it needs
 
 cdef int make(Trial *trial) noexcept nogil:
+    global spare
     cdef int32_t i
-    cdef int status = called(trial, rt.cudaHostAlloc(<void **>&trial.host, trial.bytes, cudaHostAllocPortable), "cudaHostAlloc", 0)
-    if status != OK:
-        trial.host = NULL
+    cdef int status = OK
+    if spare != NULL and spare_bytes >= trial.bytes:
+        trial.host, spare = spare, NULL
+    else:
+        status = called(trial, rt.cudaHostAlloc(<void **>&trial.host, trial.bytes, cudaHostAllocPortable), "cudaHostAlloc", 0)
+        if status != OK:
+            trial.host = NULL
     for i in range(2):
         if status == OK:
             status = use(trial, i)
@@ -310,6 +334,7 @@ cdef int make(Trial *trial) noexcept nogil:
 
 cdef int give_back(Trial *trial) noexcept nogil:
     """Goes on past a call that fails."""
+    global spare, spare_bytes
     cdef int32_t i
     cdef int status = OK
     for i in range(2):
@@ -319,7 +344,9 @@ cdef int give_back(Trial *trial) noexcept nogil:
             status = worse(status, called(trial, rt.cudaStreamDestroy(trial.streams[i]), "cudaStreamDestroy", i))
         if trial.memory[i] != NULL and status != POISONED:
             status = worse(status, called(trial, rt.cudaFree(trial.memory[i]), "cudaFree", i))
-    if trial.host != NULL and status != POISONED:
+    if trial.host != NULL and peer_hangs(-1):
+        spare, spare_bytes = trial.host, trial.bytes
+    elif trial.host != NULL and status != POISONED:
         status = worse(status, called(trial, rt.cudaFreeHost(trial.host), "cudaFreeHost", 0))
     return status
 

@@ -26,7 +26,7 @@ cdef enum PieceKind:
 cdef struct Piece:
     size_t base, bytes
     int32_t kind
-    bint stuck                  # CUDA would not unregister it: it stays as it is
+    bint stuck                  # it was not to be unregistered, and stays as it is
 
 cdef struct Range:
     size_t start, bytes

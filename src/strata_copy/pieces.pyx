@@ -4,11 +4,15 @@ from libc.stdint cimport int32_t
 from libc.stdlib cimport malloc, realloc
 from libc.string cimport memcpy, memmove
 
-from strata_copy.abi cimport OK, REASON_CAPACITY, REASON_MEMORY, REASON_OVERLAP, REASON_PLACE, REFUSED, Error
+from strata_copy.abi cimport OK, REASON_CAPACITY, REASON_CUDA, REASON_MEMORY, REASON_OVERLAP, REASON_PLACE, REFUSED, Error
 from strata_copy.cudart cimport (
     Guard, clear, cudaHostRegisterMapped, cudaHostRegisterPortable, cudaMemoryTypeHost, cudaPointerAttributes, cuda_failed, outcome, rt,
 )
+from strata_copy.peers cimport peer_hangs
 from strata_copy.system cimport PAGE, munmap, pthread_cond_broadcast, pthread_mutex_lock, pthread_mutex_unlock
+
+cdef enum:
+    LEFT = -1           # no code of CUDA's
 
 
 cdef size_t budget_take(ArenaData *arena, size_t wanted) noexcept nogil:
@@ -40,7 +44,7 @@ cdef int pieces_add(ArenaData *arena, size_t base, size_t bytes, int32_t kind, E
     if noted:
         return OK
     if kind != PIECE_FOREIGN:
-        rt.cudaHostUnregister(<void *>base)
+        unregister(base)
     return outcome(error, REFUSED, REASON_MEMORY, "no host memory for an arena of %d pieces", arena.n_pieces + 1)
 
 
@@ -70,7 +74,7 @@ cdef int pieces_attach(ArenaData *arena, size_t base, size_t bytes, const Guard 
     while at > base:            # the last one first
         n = (at - base - 1) % arena.piece_bytes + 1
         at -= n
-        rt.cudaHostUnregister(<void *>at)
+        unregister(at)
     return status
 
 
@@ -100,7 +104,10 @@ cdef int pieces_unregister(ArenaData *arena, size_t base, const Guard *guard, Er
     pthread_mutex_unlock(&arena.lock)
     if piece == NULL or found.base != base or found.kind != PIECE_IN_PLACE:
         return outcome(error, REFUSED, REASON_PLACE, "no memory that begins at %#zx was registered in place by this arena", base)
-    code = rt.cudaHostUnregister(<void *>found.base)
+    code = unregister(found.base)
+    if code == LEFT:
+        return outcome(error, REFUSED, REASON_CUDA, "the memory at %#zx stays registered: a copy between two devices hangs, and "
+                       "cudaHostUnregister would wait for it for good", base)
     if code != 0:
         return cuda_failed(REFUSED, code, "cudaHostUnregister", arena.device, guard, error)
     pthread_mutex_lock(&arena.lock)
@@ -119,7 +126,10 @@ cdef int pieces_give_back(ArenaData *arena, const Guard *guard, Error *error) no
         piece = &arena.pieces[i]
         if piece.stuck:
             continue
-        code = rt.cudaHostUnregister(<void *>piece.base) if piece.kind != PIECE_FOREIGN else 0
+        code = unregister(piece.base) if piece.kind != PIECE_FOREIGN else 0
+        if code == LEFT:
+            piece.stuck = True
+            continue
         if code != 0:
             clear(&later)
             cuda_failed(REFUSED, code, "cudaHostUnregister", arena.device, guard, error if error.status == OK else &later)
@@ -336,3 +346,10 @@ cdef inline bint joined(const ArenaData *arena, const Range *before, size_t star
 cdef void remove_free(ArenaData *arena, int32_t i) noexcept nogil:
     arena.n_free -= 1
     memmove(&arena.free[i], &arena.free[i + 1], (arena.n_free - i) * sizeof(Range))
+
+
+cdef int unregister(size_t base) noexcept nogil:
+    """CUDA's code, or LEFT: where a copy of a proof of P2P hangs, the call would wait for it."""
+    if peer_hangs(-1):
+        return LEFT
+    return rt.cudaHostUnregister(<void *>base)

@@ -16,6 +16,7 @@ from libc.stdlib cimport free, malloc
 
 from strata_copy.cudart cimport cudaMemcpyDefault, cudaStream_t, rt
 from strata_copy.lanes cimport now
+from strata_copy.peers cimport peer_hangs
 
 from strata_copy import links, runtime
 
@@ -77,7 +78,8 @@ class Ceilings:
         for stream in self._streams.values():
             runtime.stream_destroy(stream)
         for memory in self._memory.values():
-            (runtime.host_free if memory.pinned else runtime.free)(memory.address)
+            if not peer_hangs(-1 if memory.pinned else memory.device):      # it would be waited for
+                (runtime.host_free if memory.pinned else runtime.free)(memory.address)
         self._streams, self._memory = {}, {}
 
     def __enter__(self):

@@ -18,6 +18,7 @@ from strata_copy.chosen import PEERS_OPTION, Pairs, numbers, open_runtime
 from strata_copy.probe import Ceilings, Rate
 
 DEVICE_WAYS = ("h2d", "d2h", "two_way", "d2d")
+PAIR_WAYS = ("peer", "peer_two_way")
 ALL_WAYS = ("h2d", "d2h", "two_way")
 MIB = 1 << 20
 SIZES = {"cuda": 1024, "host": 16}  # MiB of a copy, by default
@@ -37,7 +38,7 @@ class PairFound(NamedTuple):
     target: int
     p2p: bool
     reason: str
-    rates: dict[str, Rate]
+    rates: dict[str, Rate]  # none where a copy hangs
 
 
 @dataclass
@@ -136,7 +137,9 @@ def measure_device(ceilings: Ceilings, device: int) -> DeviceFound:
 def measure_pair(ceilings: Ceilings, source: int, target: int) -> PairFound:
     there = peers.link(source, target)
     peers.link(target, source)  # both ways at once need it too
-    rates = {way: ceilings.measure(way, (source, target)) for way in ("peer", "peer_two_way")}
+    if peers.hangs(source) or peers.hangs(target):  # as these copies would
+        return PairFound(source, target, there.p2p, there.reason, {})
+    rates = {way: ceilings.measure(way, (source, target)) for way in PAIR_WAYS}
     return PairFound(source, target, there.p2p, there.reason, rates)
 
 
@@ -193,7 +196,7 @@ def show(found: Found) -> None:
         for heading in ("from", "to", "one way", "both ways", "P2P", "why"):
             table.add_column(heading, justify="left" if heading in ("P2P", "why") else "right")
         for pair in found.pairs:
-            rates = [f"{pair.rates[way].best:,.1f}" for way in ("peer", "peer_two_way")]
+            rates = [f"{pair.rates[way].best:,.1f}" if pair.rates else "-" for way in PAIR_WAYS]
             table.add_row(str(pair.source), str(pair.target), *rates, "yes" if pair.p2p else "no", pair.reason)
         console.print(table)
     unknown = [f"PCIe link of device {one.device}: {one.link}" for one in found.devices if isinstance(one.link, str)]

@@ -6,7 +6,7 @@ from strata_copy.abi cimport Error, Request, Ticket
 from strata_copy.cudart cimport Guard
 from strata_copy.lanes cimport CopierData, Slot
 from strata_copy.lineage cimport Known
-from strata_copy.plan cimport PlanData
+from strata_copy.plan cimport MAX_DEVICES, PlanData
 
 
 # One submit under way. It lives on the caller's stack, under the copier's lock.
@@ -17,9 +17,11 @@ cdef struct Submission:
     Slot *slot
     Guard guard
     Error *error
-    int64_t bytes, chunks, calls    # that move; `chunks` of the busiest device
+    int64_t bytes, chunks       # that move; `chunks` of the busiest device
+    int64_t calls[MAX_DEVICES]  # of each device: copies,
+    uint64_t lanes[MAX_DEVICES]     # lanes that they may use, as bits,
+    uint32_t relays[MAX_DEVICES]    # and rings from these device numbers, as bits
     uint32_t devices, others    # those that something moves on, as bits; those at the other end
-    int32_t relays              # rings between devices that it goes through
     bint staged                 # some of it goes through staging
     Known known                 # what the lineages let it leave out
     bint behind_fed             # it comes behind a ticket that is not queued to its end

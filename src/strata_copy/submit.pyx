@@ -15,29 +15,31 @@ from strata_copy.checks cimport check_devices, check_open, check_plan_now, check
 from strata_copy.copier cimport copier_reserve, the_tables
 from strata_copy.courses cimport STEP_ON, Course, course_begin, course_go
 from strata_copy.cudart cimport clear, guard_enter, guard_leave, outcome
-from strata_copy.endings cimport QUEUING, give_up, queued_to_end, sweep
+from strata_copy.endings cimport QUEUING, count_relays, give_up, queued_to_end, sweep
 from strata_copy.hooks cimport in_hook, of_hook
 from strata_copy.images cimport image_written
 from strata_copy.kinship cimport handed_on
 from strata_copy.lanes cimport (
-    CELLS, HOST_LANE, IN_LANE, LINK_RELAY, OUT_LANE, PEER_CHUNKS, PEER_LANE, RELAY_LANE, Budget, CopierData, DeviceLanes, Slot,
-    device_index, now, record,
+    CALLS_IN_FLIGHT, CELLS, HOST_LANE, IN_LANE, LINK_RELAY, OUT_LANE, PEER_CHUNKS, PEER_LANE, RELAY_LANE, Budget, CopierData,
+    DeviceLanes, Slot, count_calls, device_index, most_calls, now, record, relay_room,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
     MAX_DEVICES, ROUTE_IN, ROUTE_LOCAL, ROUTE_OUT, ROUTE_PEER, ROUTE_RELAY, ROUTE_RING, ROUTE_STAGE, ROUTE_UNSTAGE, PartRoute,
     PlanData, Units, bytes_of, is_staged, plan_hold, plan_settle, units_asked, units_to_move,
 )
-from strata_copy.states cimport TICKET_BITS, TICKET_WORDS, StateData, slot_of
+from strata_copy.states cimport TICKET_BITS, TICKET_WORDS, Runs, StateData, slot_of
 from strata_copy.system cimport pthread_mutex_lock, pthread_mutex_unlock
+from strata_copy.ways cimport lanes_of_part
 from strata_copy.worker cimport Job, feed, take_job, worker_reserve
 
 cdef uint64_t generations = 0       # of tickets, under the copier's lock; goes on from copier to copier
 cdef Course courses[MAX_DEVICES]    # of the submit that is under way, under the lock
 
 cdef enum:
-    CALLS_IN_FLIGHT = 512   # copies that callers may have queued: a stream takes about 1,020 entries, then it holds its caller
     CALLS_OF_A_CHUNK = 64
+    CALLS_OF_A_TICKET = 2   # what its waits and its end cost a stream
+    CALLS_OF_A_SLOT = 3     # likewise of a slot of a ring, which rows may leave half empty
 
 
 cdef int submit_plan(PlanData *plan, const Request *request, Ticket *ticket, Error *error) noexcept nogil:
@@ -149,14 +151,14 @@ cdef int measure(Submission *s) noexcept nogil:
     """What moves on which device, in copies and in chunks."""
     cdef const LayoutData *layout = s.plan.target.layout
     cdef int64_t bytes[MAX_DEVICES]
-    cdef int64_t calls[MAX_DEVICES]
-    cdef uint32_t relayed[MAX_DEVICES]
+    cdef int64_t relayed[MAX_DEVICES]
+    cdef int64_t *calls = s.calls
     cdef const PartRoute *part
     cdef const Units *units
-    cdef int64_t size
+    cdef int64_t size, room
     cdef int32_t i, d
     for d in range(s.copier.n_devices):
-        bytes[d] = calls[d] = relayed[d] = 0
+        bytes[d] = relayed[d] = 0
     for i in range(layout.n_parts):
         units = &s.copier.units[i]
         part = &s.plan.parts[i]
@@ -167,24 +169,27 @@ cdef int measure(Submission *s) noexcept nogil:
             continue
         s.devices |= <uint32_t>1 << d
         size = bytes_of(&layout.parts[i], units)
-        calls[d] += layout.parts[i].rep if layout.parts[i].rep > 1 else 1
+        s.lanes[d] |= lanes_of_part(part)
+        calls[d] += max(layout.parts[i].rep, 1) + pieces_of(part.source, i, units) + pieces_of(s.plan.target, i, units)
         s.staged = s.staged or is_staged(part.route)
         if part.other >= 0:
             s.others |= <uint32_t>1 << part.other_number
         if part.route == ROUTE_PEER:
-            bytes[d] += size // PEER_CHUNKS     # as long as so many over PCIe
-            calls[d] += size // (PEER_CHUNKS * s.copier.chunk)
-        elif part.route != ROUTE_LOCAL:
+            size //= PEER_CHUNKS        # as long as so many over PCIe
+        if part.route != ROUTE_LOCAL:
             bytes[d] += size
+        if part.route == ROUTE_RING:
+            calls[d] += CALLS_OF_A_SLOT * size // s.copier.devices[d].ring.slot_bytes
+        elif part.route == ROUTE_RELAY:
+            relayed[d] += size
+            s.relays[d] |= <uint32_t>1 << part.other_number
+        elif part.route != ROUTE_LOCAL:
             calls[d] += size // s.copier.chunk
-            if part.route == ROUTE_RING:
-                calls[d] += 2 * size // s.copier.devices[d].ring.slot_bytes
-            elif part.route == ROUTE_RELAY:
-                calls[d] += 4 * size // s.copier.relay_slot_bytes
-                s.relays += not (relayed[d] >> part.other_number) & 1
-                relayed[d] |= <uint32_t>1 << part.other_number
+    room = relay_room(s.copier, s.copier.relays_in_flight + new_relays(s))
     for d in range(s.copier.n_devices):
-        s.calls += calls[d]
+        calls[d] += CALLS_OF_A_SLOT * relayed[d] // room
+        if calls[d] > 0:
+            calls[d] += CALLS_OF_A_TICKET + s.request.n_after
         s.chunks = max(s.chunks, bytes[d] // s.copier.chunk, calls[d] // CALLS_OF_A_CHUNK)
     if s.devices == 0:          # a copy without bytes stands in line on one device
         s.devices = <uint32_t>1 << s.plan.parts[0].device_number
@@ -195,15 +200,40 @@ cdef int measure(Submission *s) noexcept nogil:
     return OK
 
 
+cdef inline int64_t pieces_of(const StateData *state, int32_t part, const Units *units) noexcept nogil:
+    """In which its units lie, where it is kept in chunks."""
+    cdef const Runs *runs = state.runs[part] if state.runs != NULL else NULL
+    return 0 if runs == NULL else (units.end - units.first) // runs.chunk_units
+
+
+cdef int32_t new_relays(const Submission *s) noexcept nogil:
+    """Rings between devices that it goes through, and no ticket in flight does."""
+    cdef int32_t d, n, new = 0
+    for d in range(s.copier.n_devices):
+        for n in range(s.copier.n_devices if s.relays[d] != 0 else 0):
+            if (s.relays[d] >> n) & 1:
+                new += s.copier.devices[d].relays[n].tickets == 0
+    return new
+
+
 cdef bint is_fed(const Submission *s) noexcept nogil:
-    """Whether the worker queues the ticket: where it is long, of low priority or shall keep its distance, where the lanes hold much
+    """Whether the worker queues the ticket: where it is long, of low priority or shall keep its distance, where its lanes hold much
     already, and behind a ticket that is not queued to its end."""
-    if s.behind_fed or s.staged or s.request.flags & FEED:
+    if s.behind_fed or s.staged or s.request.flags & FEED or are_full(s):
         return True
     if s.request.flags & QUEUE_ALL:
         return False
-    return (s.request.priority < 0 or s.request.bytes_ahead > 0 or s.chunks > s.copier.window
-            or s.copier.calls_in_flight + s.calls > CALLS_IN_FLIGHT)
+    return s.request.priority < 0 or s.request.bytes_ahead > 0 or s.chunks > s.copier.window
+
+
+cdef bint are_full(const Submission *s) noexcept nogil:
+    """A stream that is full holds its caller, and with it the lock, until what it waits for is done."""
+    cdef int32_t d, held
+    for d in range(s.copier.n_devices):
+        held = most_calls(&s.copier.devices[d], s.lanes[d])
+        if held > 0 and held + s.calls[d] > CALLS_IN_FLIGHT:
+            return True
+    return False
 
 
 cdef bint comes_behind_fed(const Submission *s) noexcept nogil:
@@ -237,21 +267,21 @@ cdef Slot *take_slot(Submission *s, int64_t started) noexcept nogil:
     slot.bytes, slot.started, slot.submitted, slot.ended, slot.asked = s.bytes, started, started, started, 0
     slot.released = slot.reported = slot.layers_queued = slot.verdict = 0
     slot.touched = slot.counted = slot.fed = False
-    slot.calls, slot.queued_bytes = 0, 0
-    slot.relays = s.relays
-    s.copier.relays_in_flight += s.relays
+    slot.queued_bytes = 0
     store_i64(&slot.landed, 0)
     slot.uses += 1
     slot.word = 1 + slot.uses % CELLS
     for d in range(s.copier.n_devices):
         slot.devices[d].used = (s.devices >> d) & 1
         slot.devices[d].involved = ((s.devices | s.others) >> d) & 1
-        slot.devices[d].taken = slot.devices[d].queued = 0
+        slot.devices[d].taken = slot.devices[d].queued = slot.devices[d].calls = 0
+        slot.devices[d].lanes, slot.devices[d].relays = s.lanes[d], s.relays[d]
         if slot.devices[d].used:
             slot.devices[d].bundle_lanes = 0
             memset(slot.devices[d].first_event, 0, n_layers * sizeof(int32_t))
             memset(slot.devices[d].end_event, 0, n_layers * sizeof(int32_t))
     depend(s, slot)
+    count_relays(s.copier, slot, 1)
     slot.holding = 1
     add_i32(&s.plan.target.holds, 1)
     for d in range(s.plan.n_sources):
@@ -330,8 +360,8 @@ cdef int queue_all(Submission *s) noexcept nogil:
                 left -= courses[d].ended
         if status != OK:
             return status
-    s.slot.calls = <int32_t>s.calls
-    s.copier.calls_in_flight += s.slot.calls
+    for d in range(s.copier.n_devices):
+        count_calls(&s.copier.devices[d], &s.slot.devices[d], <int32_t>s.calls[d])
     return OK
 
 

@@ -3,7 +3,7 @@
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from strata_copy.lanes cimport IN_LANE, OUT_LANE, PEER_LANE, RELAY_LANE, CopierData, Slot
-from strata_copy.plan cimport MAX_DEVICES, PlanData
+from strata_copy.plan cimport MAX_DEVICES, PartRoute, PlanData
 
 
 # Lanes as bits.
@@ -17,7 +17,8 @@ cdef inline uint64_t pcie_lanes() noexcept nogil:
     return bit(OUT_LANE) | bit(IN_LANE) | (bit(MAX_DEVICES) - 1) << RELAY_LANE
 
 
-# The lanes that a plan may use on a device, and STAGING, as bits.
+# The lanes that a part may use on the device that carries it, and those that a plan may use on a device, as bits; and STAGING in plans.
+cdef uint64_t lanes_of_part(const PartRoute *part) noexcept nogil
 cdef uint64_t lanes_of_plan(const PlanData *plan, int32_t d) noexcept nogil
 # Whether what it moves there goes through a ring, all of it, and processors can do it.
 cdef bint for_helpers(const PlanData *plan, int32_t d) noexcept nogil

@@ -5,8 +5,13 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from strata_copy.abi cimport PINNED, PlaceSpec
 from strata_copy.lanes cimport IN_LANE, LOCAL_LANES, OUT_LANE, PEER_CHUNKS, STAGING, CopierData, Slot, SlotDevice
 from strata_copy.layout cimport LayoutData
-from strata_copy.plan cimport MAX_DEVICES, ROUTE_LOCAL, ROUTE_RELAY, ROUTE_RING, PartRoute, PlanData, is_staged
+from strata_copy.plan cimport MAX_DEVICES, ROUTE_LOCAL, ROUTE_RELAY, ROUTE_RING, is_staged
 from strata_copy.states cimport one_address
+
+
+cdef uint64_t lanes_of_part(const PartRoute *part) noexcept nogil:
+    return (bit(LOCAL_LANES) - 1 if part.route == ROUTE_LOCAL else bit(IN_LANE) | bit(OUT_LANE) if part.route == ROUTE_RING else
+            bit(part.lane))
 
 
 cdef uint64_t lanes_of_plan(const PlanData *plan, int32_t d) noexcept nogil:
@@ -16,8 +21,7 @@ cdef uint64_t lanes_of_plan(const PlanData *plan, int32_t d) noexcept nogil:
     for i in range(plan.target.layout.n_parts):
         part = &plan.parts[i]
         if part.device_number == d:
-            lanes |= (bit(LOCAL_LANES) - 1 if part.route == ROUTE_LOCAL else bit(IN_LANE) | bit(OUT_LANE) if part.route == ROUTE_RING else
-                      bit(part.lane))
+            lanes |= lanes_of_part(part)
             if is_staged(part.route):
                 lanes |= bit(STAGING)
     return lanes

@@ -17,8 +17,8 @@ from strata_copy.endings cimport QUEUING, cut_short, give_up, sweep
 from strata_copy.helpers cimport helpers_close, helpers_copy, helpers_open
 from strata_copy.hooks cimport in_hook, of_hook
 from strata_copy.lanes cimport (
-    CLOSED, LANES, PAUSE, STAGE_HOST, STAGE_IN, STAGE_OUT, STAGING, Budget, CopierData, DeviceLanes, Slot, StageChunk,
-    device_index, guard_to_close, poison_all, record, wait_event,
+    CALLS_IN_FLIGHT, CLOSED, LANES, PAUSE, STAGE_HOST, STAGE_IN, STAGE_OUT, STAGING, Budget, CopierData, DeviceLanes, Slot, StageChunk,
+    device_index, guard_to_close, most_calls, poison_all, record, wait_event,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.legs cimport LEAST_BESIDE, MAX_MARKERS, Leg, Window, leg_close, leg_look, leg_mark, leg_open, leg_size
@@ -297,7 +297,8 @@ cdef int fill_window(Job *job, Leg *leg, bint begins, bint beside, const Guard *
     leg.course.units = job.units        # a plan that was made since may have moved them
     if beside:
         status = give_beside(job, leg, guard, error)
-    while status == OK and not leg.course.ended and window.n < MAX_MARKERS and window.calls_ahead < CALLS_AHEAD:
+    while (status == OK and not leg.course.ended and window.n < MAX_MARKERS and window.calls_ahead < CALLS_AHEAD
+           and most_calls(leg.course.device, leg.course.share.lanes) < CALLS_IN_FLIGHT):
         # Two steps a window at least, so that there is something to do while one of them is looked at.
         most = min(leg.step, max(ahead // 2, 1), ahead - window.bytes_ahead)
         if most <= 0 or (most < leg.least and window.n > 0):
