@@ -2,9 +2,11 @@
 broken, under every seed; in one plan, one submit and one ticket."""
 
 import random
+import time
 from collections import Counter
 
 import pytest
+from numpy import array_equal as same
 
 import strata_copy as sc
 from fixtures import HOST, SYNCED, Memory, after_copy, differences, needed_by, small_layout, untouched
@@ -434,3 +436,88 @@ def both_hops(bytes, slot):
     """Sizes of the copies of so many bytes through slots, twice each."""
     whole, rest = divmod(bytes, slot)
     return {slot: 2 * whole} | ({rest: 2} if rest else {})
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("slots", [1, 2, 4])
+def test_a_slot_is_filled_while_earlier_ones_are_emptied(slots):
+    """The first hop is ahead of the second by as many chunks as there are slots, under some seed, and never by more."""
+    slot = 1 << 12
+    layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=slot, growth=sc.Growth.linear())])
+    leads = []
+    for seed in range(20):
+        host_runtime.configure(devices=2, seed=seed, peers=[])
+        a, b = (Memory(layout, tag, device=tag - 1, marks=(9,)) for tag in (1, 2))
+        with sc.Copier((0, 1), tickets=4, layer_events=24, relay_memory=slots * slot, relay_slots=slots) as copier:
+            plan = copier.plan(a.state, b.state)
+            before = len(host_runtime.log())
+            assert plan.submit((9,), after=SYNCED).sync()
+            hops = [stream for _, stream, size in host_runtime.log()[before:] if size == slot]
+        assert differences(b, after_copy(a, b, (9,))) == []
+        assert sorted(Counter(hops).values()) == [9, 9]
+        filled = [1 if stream == hops[0] else -1 for stream in hops]
+        leads.append(max(sum(filled[:n]) for n in range(19)))
+    assert max(leads) == slots
+
+
+@pytest.mark.host
+def test_many_rings_in_use_hold_as_much_as_one_alone():
+    """Of four directions each gets a quarter of the bytes, in two slots; tickets of one direction get all of it."""
+    layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=1 << 12, growth=sc.Growth.linear())])
+    ways = [(0, 1), (1, 0), (1, 2), (2, 0)]
+    for together, room in ((ways, 1 << 13), (2 * ways[:1], 1 << 14)):
+        host_runtime.configure(devices=3, seed=1, peers=[])
+        pairs = [
+            tuple(Memory(layout, 2 * n + k, device=way[k], marks=(16,)) for k in (0, 1))
+            for n, way in enumerate(together)
+        ]
+        with sc.Copier(range(3), tickets=8, layer_events=24, relay_memory=1 << 16, relay_slots=4) as copier:
+            plans = [copier.plan(a.state, b.state) for a, b in pairs]
+            tickets = [plan.submit((2,), after=SYNCED) for plan in plans]  # from now on all are in use
+            before = len(host_runtime.log())
+            tickets += [plan.submit((16,), after=SYNCED) for plan in plans]
+            assert all(ticket.sync() for ticket in tickets)
+            sizes = {size for _, _, size in host_runtime.log()[before:] if size > 8} - {2 << 12}
+        assert all(differences(b, after_copy(a, b, (16,))) == [] for a, b in pairs)
+        assert max(sizes | {2 << 12}) == room
+
+
+@pytest.mark.host
+def test_a_ring_takes_the_pinned_memory_that_it_says():
+    """1 MiB for a direction: a machine that has that and 64 KiB opens one, and no second one."""
+    host_runtime.configure(devices=2, peers=[], pinned=(1 << 20) + (64 << 10))
+    a, b = (Memory(LAYOUT, tag, device=tag - 1) for tag in (1, 2))
+    with sc.Copier((0, 1), tickets=4, layer_events=24, pinned_memory=0, relay_memory=1 << 20) as copier:
+        assert copier.submit(a.state, b.state, upto=UPTO, after=SYNCED).sync()
+        with pytest.raises(sc.Refused) as refused:
+            copier.plan(b.state, a.state)
+        assert (refused.value.call, refused.value.wanted) == ("cudaHostAlloc", 1 << 20)
+    assert differences(b, after_copy(a, b, UPTO)) == []
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("slow", [0, 1])
+def test_devices_of_a_ticket_do_not_wait_for_each_other(slow):
+    """A kernel holds the lanes of one device: what the ticket moves on the other one lands meanwhile."""
+    host_runtime.configure(devices=2)
+    before = [Memory(LAYOUT, tag, device=slow) for tag in (1, 2)]
+    a, b = (Memory(LAYOUT, tag, lambda i, part: {"device": needed_by(part) % 2}) for tag in (3, 4))
+    stream = runtime.stream_create()
+    with sc.Copier((0, 1), tickets=16, layer_events=24) as copier:
+        stuck, plan = copier.plan(before[0].state, before[1].state), copier.plan(a.state, b.state)
+        gate = Gate(stream)
+        held_up = stuck.submit(UPTO, after=sc.Stream(stream))
+        ticket = plan.submit(UPTO, after=SYNCED)
+        try:
+            wanted = after_copy(a, b, UPTO)
+            there = [i for i, part in enumerate(LAYOUT.parts) if needed_by(part) % 2 != slow]
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline and not all(same(b.bytes()[i], wanted[i]) for i in there):
+                time.sleep(0.01)
+            assert all(same(b.bytes()[i], wanted[i]) for i in there)
+            assert not ticket.done
+        finally:
+            gate.open()
+        assert held_up.sync()
+        assert ticket.sync()
+    assert differences(b, wanted) == []

@@ -1,7 +1,9 @@
 """P2P is believed only after bytes were seen to arrive: the proof, what it leaves behind, and what is asked of it."""
 
 import threading
+import time
 
+import numpy as np
 import pytest
 
 import strata_copy as sc
@@ -124,6 +126,45 @@ def test_a_way_that_hangs_is_left_alone(memory, small, at, seed_or_threads):
             assert peers.link(*way).reason.endswith("was not tried: a copy to or from one of them hangs")
     with sc.Copier((2,), tickets=4, layer_events=24) as copier:
         assert copied_right(memory, copier, 2, 2, 7) == {"local"}
+
+
+@pytest.mark.host
+def test_a_way_hangs_from_2_s_on(small):
+    host_runtime.break_peer(0, 1, "hang")
+    began = time.monotonic()
+    assert "hangs" in peers.link(0, 1).reason
+    assert 2 <= time.monotonic() - began < 4
+
+
+@pytest.mark.host
+def test_what_hangs_holds_up_no_other_pair_and_no_arena(memory, small):
+    """Freeing pinned memory, or unregistering it, would wait for it: neither is done any more."""
+    host_runtime.configure(devices=4)
+    host_runtime.break_peer(0, 1, "hang")
+    buffer = np.zeros(1 << 21, np.uint8)
+    in_place = buffer.ctypes.data + -buffer.ctypes.data % 4096
+    arena = sc.Arena(8 << 20, piece=1 << 20, pause=10.0, threads=1, background=True)
+    with sc.Copier(range(4), tickets=4, layer_events=24) as copier:
+        arena.register(in_place, 1 << 20)
+        assert copied_right(memory, copier, 0, 1) == {"relay"}
+        before = host_runtime.calls()
+        for n, way in enumerate([(2, 3), (3, 2)]):
+            assert copied_right(memory, copier, *way, 5 + 2 * n) == {"peer"}
+        assert host_runtime.calls()["cudaHostAlloc"] - before["cudaHostAlloc"] == 1  # the second proof uses it again
+        with pytest.raises(sc.Refused, match="stays registered: a copy between two devices hangs"):
+            arena.unregister(in_place)
+        arena.close()
+    after = host_runtime.calls()
+    for function in ("cudaFreeHost", "cudaHostUnregister"):
+        assert after[function] == before[function]
+
+
+@pytest.mark.host
+def test_the_target_of_a_proof_holds_something_else_before(small):
+    """Two copies from host memory, of the whole size, for each that is looked at: to the target, and to the source."""
+    assert peers.link(0, 1).p2p
+    sizes = [size for function, _, size in host_runtime.log() if function == "cudaMemcpyAsync"]
+    assert sizes == [size for size in SMALL for _ in range(2 * 3)]  # and back, to be looked at
 
 
 @pytest.mark.host

@@ -1,5 +1,6 @@
 """What the probe measures is what arrived; it says which links are slow, and what it does not know."""
 
+import io
 import json
 import os
 import sys
@@ -8,9 +9,10 @@ import types
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from fixtures import KIND
-from strata_copy import cli, host_runtime, links, probing, runtime
+from strata_copy import cli, host_runtime, links, peers, probing, runtime
 from strata_copy.probe import Ceilings
 from test_cli import ended_well, strata_copy
 
@@ -247,6 +249,43 @@ def test_the_command_says_who_reaches_whom_and_that_the_figures_mean_nothing():
 
 
 @pytest.mark.host
+@pytest.mark.host
+@pytest.mark.parametrize("how", ["drop", "corrupt", "hang"])
+def test_the_command_says_why_a_broken_pair_has_no_p2p(monkeypatch, how):
+    """A pair that hangs has no figures: its copies would never end."""
+    monkeypatch.setattr(peers, "SIZES", (4096,))
+    host_runtime.configure(devices=2)
+    host_runtime.break_peer(0, 1, how, 1, 5 if how != "hang" else None)  # what is measured goes well
+    run = CliRunner(env={"STRATA_COPY_RUNTIME": KIND}).invoke
+    done = run(cli.main, ["probe", "--devices", "0,1", "--size", "1", "--json"])
+    assert done.exit_code == 0, done.output
+    there, back = json.loads(done.stdout)["pairs"]
+    assert ("hangs" if how == "hang" else "brings wrong bytes") in there["reason"]
+    assert back["p2p"] == (how != "hang")
+    for pair in (there, back):
+        assert ("peer" in pair) == ("peer_two_way" in pair) == (how != "hang")
+    done = run(cli.main, ["probe", "--devices", "0,1", "--size", "1"])
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.host
+def test_a_bar_shows_how_much_is_measured():
+    host_runtime.configure(devices=2)
+    shown = []
+
+    class Bar(probing.Progress):
+        def advance(self, task, *how):
+            super().advance(task, *how)
+            shown.append((self.tasks[0].description, self.tasks[0].percentage))
+
+    found = probing.Found("host", 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probing, "Progress", Bar)
+        probing.measure((0, 1), found, Console(file=io.StringIO(), force_terminal=True))
+    names = ["device 0", "device 1", "device 0 to device 1", "device 1 to device 0", "all links at once"]
+    assert shown == [(name, 20.0 * n) for n, name in enumerate(names, 1)]
+
+
 def test_one_device_has_no_pairs_and_touches_no_other(monkeypatch):
     monkeypatch.setenv("STRATA_COPY_RUNTIME", KIND)
     host_runtime.configure(devices=3)
