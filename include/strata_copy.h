@@ -124,7 +124,8 @@ typedef struct { const int32_t *id; int64_t n, first; } strata_pages; /* pages o
 enum {
     STRATA_CALLER_SYNCED = 1, /* n_after == 0 is meant: source is written and target is unread already */
     STRATA_FEED = 2,          /* the worker queues it in windows, however short it is */
-    STRATA_QUEUE_ALL = 4      /* the caller queues it whole, however long it is: AGAIN behind a ticket that the worker still queues */
+    STRATA_QUEUE_ALL = 4      /* the caller queues it whole, however long it is: AGAIN behind a ticket that the worker still queues, and
+                               * where its lanes hold much already */
 };
 
 /* Called once for each layer and device of the plan, in the order of the layers, by the thread that queues the layer (the caller of

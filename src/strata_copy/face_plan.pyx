@@ -45,8 +45,8 @@ cdef class Plan:
     def submit(self, upto, *, after=None, begin=None, groups=None, src_bank=None, dst_bank=None, src_generation=0, dst_generation=0,
                priority=0, bytes_ahead=0, feed=None, hook=0, hook_arg=0):
         """Queues the copy and returns its Ticket, or None where no ticket is free, or where 16 are being fed or `feed=False` comes behind
-        one that is (nothing happened then: try later). Where the target is an image it is given room for the marks first; others of its
-        pool are evicted for that only once nothing else is in the way.
+        one that is or to lanes that hold much (nothing happened then: try later). Where the target is an image it is given room for the
+        marks first; others of its pool are evicted for that only once nothing else is in the way.
 
         upto: the marks up to which rows move, one int for each of layout.marks. begin: the marks up to which the target has them
             already; None for what the states' lineages say, which is none at all where the source was never spoken of.
@@ -54,9 +54,8 @@ cdef class Plan:
             where both are known to be done. There is no default.
         groups: names of the groups that move; None for all. src_bank, dst_bank: the bank of parts that have several, an int or a
             dict from group to int. src_generation, dst_generation: refuse where the state has another; 0 for any.
-        feed: whether the worker queues the copy in windows (True) or this call queues it whole (False, None again behind a copy that the
-            worker still queues); None for what suits its length. priority: 0, or -1 for a copy that those of priority 0 overtake.
-            bytes_ahead: bytes that may be queued and not landed, at least 1024; 0 for the copier's window.
+        feed: whether the worker queues the copy in windows (True) or this call queues it whole (False); None for what suits its length.
+            priority: 0, or -1 for a copy that those of priority 0 overtake. bytes_ahead: bytes that may be queued and not landed, at least 1024; 0 for the copier's window.
         hook, hook_arg: addresses of a strata_hook (strata_copy.h) and its argument; 0 for none.
 
         Source and target are held until the ticket ends. Raises Refused (nothing was written; where an image got no room, or another
