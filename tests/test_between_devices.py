@@ -10,7 +10,7 @@ from numpy import array_equal as same
 
 import strata_copy as sc
 from fixtures import HOST, SYNCED, Memory, after_copy, differences, needed_by, small_layout, untouched
-from host_table import Gate
+from host_table import Gate, in_thread
 from strata_copy import host_runtime, peers, runtime
 
 WAYS = [(a, b) for a in range(3) for b in range(3) if a != b]
@@ -478,6 +478,9 @@ def test_many_rings_in_use_hold_as_much_as_one_alone():
             tickets += [plan.submit((16,), after=SYNCED) for plan in plans]
             assert all(ticket.sync() for ticket in tickets)
             sizes = {size for _, _, size in host_runtime.log()[before:] if size > 8} - {2 << 12}
+            before = len(host_runtime.log())
+            assert plans[0].submit((16,), after=SYNCED).sync()  # alone again
+            assert {size for _, _, size in host_runtime.log()[before:] if size > 8} == {1 << 14}
         assert all(differences(b, after_copy(a, b, (16,))) == [] for a, b in pairs)
         assert max(sizes | {2 << 12}) == room
 
@@ -521,3 +524,33 @@ def test_devices_of_a_ticket_do_not_wait_for_each_other(slow):
         assert held_up.sync()
         assert ticket.sync()
     assert differences(b, wanted) == []
+
+
+@pytest.mark.host
+def test_a_ticket_whose_slots_are_short_fills_no_stream():
+    """Its ring is one of 12 in use, and it waits for a kernel as they do: the worker has it, and no submit is held up."""
+    host_runtime.configure(devices=4, peers=[])
+    slot = 1 << 16
+    short = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=64, growth=sc.Growth.linear())])
+    long = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=slot, growth=sc.Growth.linear())])
+    ways = [(a, b) for a in range(4) for b in range(4) if a != b]
+    pairs = [tuple(Memory(short, 2 * n + k, device=way[k], marks=(4,)) for k in (0, 1)) for n, way in enumerate(ways)]
+    a, b = (Memory(long, 90 + d, device=d, marks=(64,)) for d in (0, 1))
+    c, d = (Memory(short, tag, device=2, marks=(4,)) for tag in (93, 94))
+    stream = runtime.stream_create()
+    with sc.Copier(
+        range(4), tickets=32, layer_events=24, chunk=1 << 20, relay_memory=4 * slot, relay_slots=4
+    ) as copier:
+        plans = [copier.plan(x.state, y.state) for x, y in pairs]
+        plan, other = copier.plan(a.state, b.state), copier.plan(c.state, d.state)
+        gate = Gate(stream)
+        try:
+            tickets = [one.submit((4,), after=sc.Stream(stream)) for one in plans]
+            tickets.append(in_thread(lambda: plan.submit((64,), after=sc.Stream(stream)))())
+            assert in_thread(lambda: other.submit((4,), after=SYNCED).sync())()
+            assert not any(ticket.done for ticket in tickets)
+        finally:
+            gate.open()
+        assert all(ticket.sync() for ticket in tickets)
+    for source, target, upto in [*((x, y, (4,)) for x, y in pairs), (a, b, (64,)), (c, d, (4,))]:
+        assert differences(target, after_copy(source, target, upto)) == []

@@ -249,7 +249,6 @@ def test_the_command_says_who_reaches_whom_and_that_the_figures_mean_nothing():
 
 
 @pytest.mark.host
-@pytest.mark.host
 @pytest.mark.parametrize("how", ["drop", "corrupt", "hang"])
 def test_the_command_says_why_a_broken_pair_has_no_p2p(monkeypatch, how):
     """A pair that hangs has no figures: its copies would never end."""
@@ -286,6 +285,7 @@ def test_a_bar_shows_how_much_is_measured():
     assert shown == [(name, 20.0 * n) for n, name in enumerate(names, 1)]
 
 
+@pytest.mark.host
 def test_one_device_has_no_pairs_and_touches_no_other(monkeypatch):
     monkeypatch.setenv("STRATA_COPY_RUNTIME", KIND)
     host_runtime.configure(devices=3)
