@@ -528,14 +528,14 @@ def test_devices_of_a_ticket_do_not_wait_for_each_other(slow):
 
 @pytest.mark.host
 def test_a_ticket_whose_slots_are_short_fills_no_stream():
-    """Its ring is one of 12 in use, and it waits for a kernel as they do: the worker has it, and no submit is held up."""
+    """Its ring is one of 12, and it waits for a kernel as they do: the worker has it, and no submit is held up."""
     host_runtime.configure(devices=4, peers=[])
     slot = 1 << 16
     short = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=64, growth=sc.Growth.linear())])
     long = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=slot, growth=sc.Growth.linear())])
     ways = [(a, b) for a in range(4) for b in range(4) if a != b]
     pairs = [tuple(Memory(short, 2 * n + k, device=way[k], marks=(4,)) for k in (0, 1)) for n, way in enumerate(ways)]
-    a, b = (Memory(long, 90 + d, device=d, marks=(64,)) for d in (0, 1))
+    a, b = (Memory(long, 90 + d, device=d, marks=(128,)) for d in (0, 1))
     c, d = (Memory(short, tag, device=2, marks=(4,)) for tag in (93, 94))
     stream = runtime.stream_create()
     with sc.Copier(
@@ -546,11 +546,11 @@ def test_a_ticket_whose_slots_are_short_fills_no_stream():
         gate = Gate(stream)
         try:
             tickets = [one.submit((4,), after=sc.Stream(stream)) for one in plans]
-            tickets.append(in_thread(lambda: plan.submit((64,), after=sc.Stream(stream)))())
+            tickets.append(in_thread(lambda: plan.submit((128,), after=sc.Stream(stream)))())
             assert in_thread(lambda: other.submit((4,), after=SYNCED).sync())()
             assert not any(ticket.done for ticket in tickets)
         finally:
             gate.open()
         assert all(ticket.sync() for ticket in tickets)
-    for source, target, upto in [*((x, y, (4,)) for x, y in pairs), (a, b, (64,)), (c, d, (4,))]:
+    for source, target, upto in [*((x, y, (4,)) for x, y in pairs), (a, b, (128,)), (c, d, (4,))]:
         assert differences(target, after_copy(source, target, upto)) == []
