@@ -38,7 +38,7 @@ cdef enum:
     RING_PIECES = 64        # pieces of one slot
     ALIGNMENT = 512         # bytes: of slots, of chunks, and of the pieces in them; and of where long rows are cut
     GATHERED = 32           # copies of one call over a link: one by one each takes 2 us of NVLink's time and 3 of PCIe's, in one call 0.5
-    CALLS_IN_FLIGHT = 512   # copies that a lane may have queued: a stream takes about 1,020 entries (events too), then it holds its caller
+    CALLS_IN_FLIGHT = 480   # copies that a lane may have queued, each with an event: a stream takes 1,020 entries, then it holds its caller
     PAUSE = 16              # a status of our own: the budget is used up, and there is more
 
 # A way for one route's direction on one device, in order from its first copy to its last. Lanes `out` and `in` are a pair of

@@ -219,19 +219,20 @@ cdef int32_t new_relays(const Submission *s) noexcept nogil:
 cdef bint is_fed(const Submission *s) noexcept nogil:
     """Whether the worker queues the ticket: where it is long, of low priority or shall keep its distance, where its lanes hold much
     already, and behind a ticket that is not queued to its end."""
-    if s.behind_fed or s.staged or s.request.flags & FEED or are_full(s):
+    if s.behind_fed or s.staged or s.request.flags & FEED:
         return True
     if s.request.flags & QUEUE_ALL:
-        return False
-    return s.request.priority < 0 or s.request.bytes_ahead > 0 or s.chunks > s.copier.window
+        return would_fill(s, 1)
+    return s.request.priority < 0 or s.request.bytes_ahead > 0 or s.chunks > s.copier.window or would_fill(s, 0)
 
 
-cdef bint are_full(const Submission *s) noexcept nogil:
-    """A stream that is full holds its caller, and with it the lock, until what it waits for is done."""
+cdef bint would_fill(const Submission *s, int32_t least) noexcept nogil:
+    """A lane that has so many copies in flight at least. A stream that is full holds its caller, and with it the lock, until what it waits
+    for is done."""
     cdef int32_t d, held
     for d in range(s.copier.n_devices):
         held = most_calls(&s.copier.devices[d], s.lanes[d])
-        if held > 0 and held + s.calls[d] > CALLS_IN_FLIGHT:
+        if held >= least and held + s.calls[d] > CALLS_IN_FLIGHT:
             return True
     return False
 

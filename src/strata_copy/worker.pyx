@@ -298,7 +298,7 @@ cdef int fill_window(Job *job, Leg *leg, bint begins, bint beside, const Guard *
     if beside:
         status = give_beside(job, leg, guard, error)
     while (status == OK and not leg.course.ended and window.n < MAX_MARKERS and window.calls_ahead < CALLS_AHEAD
-           and most_calls(leg.course.device, leg.course.share.lanes) < CALLS_IN_FLIGHT):
+           and most_calls(leg.course.device, leg.course.share.lanes) + CALLS_OF_A_STEP <= CALLS_IN_FLIGHT):
         # Two steps a window at least, so that there is something to do while one of them is looked at.
         most = min(leg.step, max(ahead // 2, 1), ahead - window.bytes_ahead)
         if most <= 0 or (most < leg.least and window.n > 0):
