@@ -237,9 +237,13 @@ cdef bint sets_unit(const PlanData *plan, const Request *request, int32_t part) 
 
 cdef void hand_on_stamp(const PlanData *plan, const Request *request, int32_t i, bint known) noexcept nogil:
     cdef const PartSpec *part = &plan.target.layout.parts[i]
-    cdef Stamp *from_ = stamp_of(plan.parts[i].source.lineage, i, bank_of(request.src_bank, part, &plan.parts[i].source.places[i]))
-    cdef Stamp *to = stamp_of(plan.target.lineage, i, bank_of(request.dst_bank, part, &plan.target.places[i]))
-    if to == NULL or (part.growth.rule != STATE and part.growth.rule != CONST):
+    cdef Stamp *from_
+    cdef Stamp *to
+    if part.growth.rule != STATE and part.growth.rule != CONST:
+        return
+    from_ = stamp_of(plan.parts[i].source.lineage, i, bank_of(request.src_bank, part, &plan.parts[i].source.places[i]))
+    to = stamp_of(plan.target.lineage, i, bank_of(request.dst_bank, part, &plan.target.places[i]))
+    if to == NULL:
         return
     if not known or from_ == NULL:
         to.epoch, to.at = (0 if part.growth.rule == STATE else new_epoch()), -1

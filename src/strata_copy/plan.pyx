@@ -189,13 +189,14 @@ cdef int emit_part(Emission *emission, const PlanData *plan, const Request *requ
     cdef const LayoutData *layout = plan.target.layout
     cdef int32_t patch = layout.patch_of[part]
     cdef int64_t end = units.end
-    cdef int status
+    cdef int status = OK
     if patch >= 0 and end > units.first:
         end -= 1
     if moves_early(plan, part):
         return OK
-    status = emit_units(emission, plan, request, part, 0, part, 0, units.sinks)
-    if status == OK:
+    if units.sinks > 0:
+        status = emit_units(emission, plan, request, part, 0, part, 0, units.sinks)
+    if status == OK and units.first < end:
         status = emit_units(emission, plan, request, part, units.first, part, units.first, end - units.first)
     if status == OK and end < units.end and not in_bundle(plan, plan.patch_bundle[part]):
         status = emit_units(emission, plan, request, layout.patches[patch].source_part, 0, part, end, 1)
@@ -208,7 +209,7 @@ cdef int emit_unmoved(Emission *emission, const PlanData *plan, const Request *r
     cdef int32_t patch = layout.patch_of[part]
     cdef bint patched = patch >= 0 and units.end > 0 and units.first == units.end
     cdef int status
-    if moves_whole(plan, part):
+    if units.first == 0 or moves_whole(plan, part):
         return OK
     status = emit_units(emission, plan, request, part, 0, part, 0, units.first - patched)
     if status == OK and patched:

@@ -38,7 +38,7 @@ cdef Course courses[MAX_DEVICES]    # of the submit that is under way, under the
 
 cdef enum:
     CALLS_OF_A_CHUNK = 64
-    CALLS_OF_A_TICKET = 2   # what its waits and its end cost a stream
+    CALLS_OF_A_TICKET = 2   # what its place in line and its end cost a stream, beside its waits
     CALLS_OF_A_SLOT = 3     # likewise of a slot of a ring, which rows may leave half empty
 
 
