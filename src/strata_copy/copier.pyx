@@ -78,6 +78,7 @@ cdef int copier_link(CopierData *copier, int32_t source, int32_t target, bint p2
     if from_.links[target] != LINK_NONE:
         return OK
     memset(&lane, 0, sizeof(Lane))
+    lane.entries = &from_.lanes[PEER_LANE + target].own if p2p else &to.lanes[RELAY_LANE + source].own
     status = guard_enter(&guard, error)
     if status != OK:
         return status
@@ -227,6 +228,8 @@ cdef int make_device(CopierData *copier, int32_t d, const Opening *opening, cons
     cdef int32_t n, s, i
     cdef int status
     cdef int code
+    for n in range(LANES):
+        device.lanes[n].entries = &device.lanes[n].own
     status = use_device(device, guard, error)
     if status != OK:
         return status
@@ -308,6 +311,7 @@ cdef int make_relay(Ring **made, Lane *second, const CopierData *copier, DeviceL
         return outcome(error, REFUSED, REASON_MEMORY, "no host memory for a ring")
     ring.slots, ring.slot_bytes, ring.shares = copier.relay_slots, copier.relay_slot_bytes, True
     ring.filler, ring.emptier, ring.first = from_, to, &ring.own
+    ring.own.entries = second.entries
     status = use_device(from_, guard, error)
     if status == OK:
         code = rt.cudaHostAlloc(<void **>&ring.memory, ring.slots * ring.slot_bytes, cudaHostAllocPortable)

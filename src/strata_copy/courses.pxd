@@ -16,6 +16,7 @@ cdef enum:
     BUNDLES = -1            # the layer before the first
     NO_WAY = -1             # of a step: none yet
     ANY_WAY = 2 * LANES     # lane n through staging is way LANES + n
+    WORK_OF_A_HOOK = 4      # entries that a hook adds to its stream for each layer, as far as is counted
 
 # Where a step ends, besides at its budget's end and where everything is queued:
 cdef enum:

@@ -9,8 +9,8 @@ from strata_copy.cudart cimport Guard, cudaEvent_t, cudaMemcpyDefault, cudaStrea
 from strata_copy.hooks cimport enter_hook, leave_hook
 from strata_copy.lanes cimport (
     ENDS, IN_LANE, LANES, LOCAL_LANES, PAUSE, PEER_CHUNKS, PEER_LANE, RELAY_LANE, STAGE_BESIDE, STAGE_HOST, STAGE_IN, STAGE_OUT,
-    CopierData, DeviceLanes, Lane, Slot, SlotDevice, bytes_in, device_index, lane_copy, lane_flush, lane_ready, lane_stream, next_lane,
-    record, ring_copy, ring_flush, ring_ready, wait_event,
+    CopierData, DeviceLanes, Entries, Lane, Slot, SlotDevice, bytes_in, device_index, end_entries, end_stream, ends_behind, lane_copy,
+    lane_flush, lane_ready, lane_record, lane_stream, next_lane, record, ring_copy, ring_flush, ring_ready, wait_event,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.news cimport tell_news
@@ -66,6 +66,7 @@ cdef int course_go(Course *course, Budget *budget, int32_t step, const Guard *gu
 cdef int course_cut(Course *course, const Guard *guard, Error *error) noexcept nogil:
     cdef Budget none
     cdef int status = OK
+    memset(&none, 0, sizeof(none))
     course.budget, course.guard, course.error = &none, guard, error
     status = send_staged(course)
     if status == OK and course.started:
@@ -158,26 +159,31 @@ cdef int queue_end(Course *course) noexcept nogil:
     cdef DeviceLanes *device = course.device
     cdef int32_t d = <int32_t>(course.share - course.slot.devices)
     cdef int32_t end = end_of(course), n
-    cdef cudaStream_t finish = device.finish if end == 0 else device.lanes[PEER_LANE + end - 1].finish
+    cdef cudaStream_t finish = end_stream(device, end)
+    cdef Entries *entries = end_entries(device, end)
+    cdef int64_t before = entries.queued
     cdef int code
     cdef int status = OK
     if course.share.taken == 0:
-        status = wait_before(course, finish)
+        status = wait_before(course, finish, entries)
     elif course.hooked != NULL:
-        status = wait_event(device, finish, course.hooked, course.guard, course.error)
+        status = wait_event(device, finish, course.hooked, entries, course.guard, course.error)
     for n in range(LANES):
         if status == OK and course.last[n] != NULL:
-            status = wait_event(device, finish, course.last[n], course.guard, course.error)
+            status = wait_event(device, finish, course.last[n], entries, course.guard, course.error)
     if status == OK:
         show_unmoved(course, finish)
-        status = record(device, course.share.done, finish, course.guard, course.error)
+        status = record(device, course.share.done, finish, entries, course.guard, course.error)
     if status != OK:
+        entries.queued = before
         return status
     course.share.word = &course.slot.words[d * ENDS + end]
     store_u64(course.share.word, 0)
     code = rt.cudaMemcpyAsync(course.share.word, &device.cells[course.slot.word - 1], sizeof(uint64_t), cudaMemcpyDefault, finish)
     if code != 0:
         return cuda_failed(FAILED, code, "cudaMemcpyAsync", device.device, course.guard, course.error)
+    entries.queued += 1
+    course.share.end, course.share.ends_upto = end, entries.queued
     course.ended = True
     tell_layers(course, course.slot.n_layers + 1)
     return OK
@@ -239,7 +245,8 @@ cdef int record_lanes(Course *course, uint64_t lanes) noexcept nogil:
     cdef int status = send_gathered(course)
     while status == OK and lanes != 0:
         n = next_lane(&lanes)
-        status = record(course.device, next_event(course), lane_stream(&course.device.lanes[n]), course.guard, course.error)
+        status = lane_record(course.device, &course.device.lanes[n], next_event(course), course.guard, course.error)
+        ends_behind(course.device, course.share, n)
         course.last[n] = next_event(course)
         course.share.taken += 1
     return status
@@ -303,6 +310,7 @@ cdef int call_hook(Course *course) noexcept nogil:
     the work is then the layer's."""
     cdef SlotDevice *share = course.share
     cdef DeviceLanes *device = course.device
+    cdef int64_t entries = device.hooks.queued
     cdef int32_t layer = course.layer, i
     cdef uint64_t bundles
     cdef int before = -1, told = 0
@@ -310,7 +318,7 @@ cdef int call_hook(Course *course) noexcept nogil:
     cdef int code
     bundles = bundles_of_layer(course.slot, <int32_t>(share - course.slot.devices), layer) & ~course.hook_lanes
     if course.hooked == NULL and bundles == 0 and share.layer_lanes[layer] == 0:    # nothing of this ticket to come behind
-        status = wait_before(course, device.hook)
+        status = wait_before(course, device.hook, &device.hooks)
     course.hook_lanes |= bundles | share.layer_lanes[layer]
     while status == OK and bundles != 0:
         status = hook_waits(course, event_of(course, share.bundle_event[next_lane(&bundles)]))
@@ -338,7 +346,10 @@ cdef int call_hook(Course *course) noexcept nogil:
         course.error.found, course.error.device = told, device.device
         return outcome(course.error, FAILED, REASON_HOOK, "the hook of layer %d on device %d returned %d", layer, device.device, told)
     course.hooked = next_event(course)
-    status = record(device, course.hooked, device.hook, course.guard, course.error)
+    device.hooks.queued += WORK_OF_A_HOOK
+    status = record(device, course.hooked, device.hook, &device.hooks, course.guard, course.error)
+    share.hooks_upto = device.hooks.queued
+    share.hook_entries += device.hooks.queued - entries
     share.first_event[layer] = share.taken
     share.taken += 1
     share.end_event[layer], share.layer_lanes[layer] = share.taken, ~<uint64_t>0
@@ -351,7 +362,7 @@ cdef int hook_waits(Course *course, cudaEvent_t event) noexcept nogil:
     for n in range(LANES):
         if course.last[n] == event:
             course.last[n] = NULL
-    return wait_event(course.device, course.device.hook, event, course.guard, course.error)
+    return wait_event(course.device, course.device.hook, event, &course.device.hooks, course.guard, course.error)
 
 
 cdef void show_unmoved(const Course *course, cudaStream_t finish) noexcept nogil:
@@ -403,7 +414,10 @@ cdef int end_emission(Course *course) noexcept nogil:
 
 
 cdef int flush(Course *course) noexcept nogil:
-    return OK if course.ring == NULL else ring_flush(course.copier, course.ring, course.guard, course.error)
+    if course.ring == NULL or course.ring.n == 0:
+        return OK
+    course.budget.calls -= 1        # for the events behind and before the slot
+    return ring_flush(course.copier, course.ring, course.guard, course.error)
 
 
 cdef int send_gathered(Course *course) noexcept nogil:
@@ -481,10 +495,10 @@ cdef int open_lane(Course *course, int32_t n, Lane *lane) noexcept nogil:
     if course.used & bit(n):
         return OK
     course.used |= bit(n)
-    return wait_before(course, lane_stream(lane))
+    return wait_before(course, lane_stream(lane), lane.entries)
 
 
-cdef int wait_before(Course *course, cudaStream_t stream) noexcept nogil:
+cdef int wait_before(Course *course, cudaStream_t stream, Entries *entries) noexcept nogil:
     """The stream waits for whatever wrote the source and whatever still reads or writes the target: what the request names, and our own
     earlier tickets on these states, on all their devices."""
     cdef const Wait *wait
@@ -493,13 +507,13 @@ cdef int wait_before(Course *course, cudaStream_t stream) noexcept nogil:
     cdef int32_t i, d
     cdef int status = OK
     if course.gate != NULL:
-        status = wait_event(course.device, stream, course.gate, course.guard, course.error)
+        status = wait_event(course.device, stream, course.gate, entries, course.guard, course.error)
     for i in range(<int32_t>course.request.n_after if course.gate == NULL else 0):
         wait = &course.request.after[i]
         event = (wait.handle if wait.kind == WAIT_EVENT else
                  course.copier.devices[device_index(course.copier, wait.device)].gates[i])
         if status == OK:
-            status = wait_event(course.device, stream, event, course.guard, course.error)
+            status = wait_event(course.device, stream, event, entries, course.guard, course.error)
     for i in range(course.copier.n_slots):
         if not (course.slot.depends[i >> 6] >> (i & 63)) & 1:
             continue
@@ -509,7 +523,7 @@ cdef int wait_before(Course *course, cudaStream_t stream) noexcept nogil:
             continue
         for d in range(course.copier.n_devices):
             if status == OK and earlier.devices[d].used:
-                status = wait_event(course.device, stream, earlier.devices[d].done, course.guard, course.error)
+                status = wait_event(course.device, stream, earlier.devices[d].done, entries, course.guard, course.error)
     return status
 
 
@@ -589,7 +603,7 @@ cdef int take_staging(Course *course) noexcept nogil:
     if not stage_reads(way):
         return OK
     # The helpers begin when all is over that the lane waits for.
-    return record(device, device.staging.opened, lane_stream(&device.lanes[course.lane]), course.guard, course.error)
+    return lane_record(device, &device.lanes[course.lane], device.staging.opened, course.guard, course.error)
 
 
 cdef void touch_target(Slot *slot) noexcept nogil:

@@ -6,7 +6,7 @@ from strata_copy.abi cimport AGAIN, FAILED, OK, POISONED, REASON_CUDA, REFUSED, 
 from strata_copy.atomics cimport add_i32, load_i32, load_u64, store_i32, store_u64, swap_i32
 from strata_copy.copier cimport the_tables
 from strata_copy.cudart cimport Guard, clear, observed, outcome, published, rt
-from strata_copy.lanes cimport CopierData, DeviceLanes, Ring, Slot, count_calls, device_drain, now
+from strata_copy.lanes cimport CopierData, DeviceLanes, Ring, Slot, SlotDevice, device_drain, done_to, end_entries, next_lane, now
 from strata_copy.lineage cimport lineage_reset
 from strata_copy.news cimport nap, tell_news
 from strata_copy.plan cimport PlanData, plan_drop
@@ -41,6 +41,7 @@ cdef void sweep(CopierData *copier) noexcept nogil:
             continue
         if slot_status(copier, slot) == AGAIN:
             continue
+        leave_lanes(copier, slot)
         # What a dead device still does to source and target, nobody can tell: they stay held.
         if slot.holding and load_i32(&slot.status) != POISONED:
             let_go(slot, i, 1)
@@ -68,6 +69,8 @@ cdef int give_up(CopierData *copier, Slot *slot, int status, const Guard *guard,
                 status = POISONED
     if status != POISONED:
         status = FAILED if slot.touched else REFUSED
+    if status == REFUSED and not slot.fed:
+        take_back_waits(copier, slot)
     error.status = status
     end_badly(copier, slot, status, error)
     return status
@@ -215,18 +218,53 @@ cdef void let_go(Slot *slot, int32_t index, int32_t holds) noexcept nogil:
     """Source and target are the engine's again; with holds 0 they stay held, but later tickets find nothing to wait for."""
     cdef CopierData *copier = the_tables()
     cdef PlanData *plan = slot.plan
-    cdef int32_t s, d
+    cdef int32_t s
     slot.holding = 0
-    count_relays(copier, slot, -1)
-    for d in range(copier.n_devices):
-        count_calls(&copier.devices[d], &slot.devices[d], -slot.devices[d].calls)
-        slot.devices[d].relays = 0
+    leave_lanes(copier, slot)
     if plan.target.writer == slot.ticket:
         plan.target.writer = 0
     add_i32(&plan.target.holds, -holds)
     for s in range(plan.n_sources):
         plan.sources[s].readers[index >> 6] &= ~(<uint64_t>1 << (index & 63))
         add_i32(&plan.sources[s].holds, -holds)
+
+
+cdef void leave_lanes(CopierData *copier, Slot *slot) noexcept nogil:
+    """What a ticket that has ended had on lanes is done; all of it, where no other one is left that uses them. With a dead device nobody
+    can tell, but then nobody shall wait for it either."""
+    cdef DeviceLanes *device
+    cdef SlotDevice *share
+    cdef uint64_t lanes
+    cdef int32_t d, n
+    if not slot.on_lanes:
+        return
+    slot.on_lanes = False
+    count_relays(copier, slot, -1)
+    for d in range(copier.n_devices):
+        device, share = &copier.devices[d], &slot.devices[d]
+        lanes = share.ended
+        while lanes != 0:
+            n = next_lane(&lanes)
+            done_to(device.lanes[n].entries, share.upto[n])
+        lanes = share.lanes
+        while lanes != 0:
+            n = next_lane(&lanes)
+            device.lanes[n].tickets -= 1
+            if device.lanes[n].tickets == 0:
+                done_to(device.lanes[n].entries, device.lanes[n].entries.queued)
+        done_to(end_entries(device, share.end), share.ends_upto)
+        done_to(&device.hooks, share.hooks_upto)
+
+
+cdef void take_back_waits(CopierData *copier, const Slot *slot) noexcept nogil:
+    """What a ticket has on lanes that was refused before its first copy. Nothing is behind it: the lock was held since."""
+    cdef uint64_t lanes
+    cdef int32_t d, n
+    for d in range(copier.n_devices):
+        lanes = slot.devices[d].lanes & ~slot.devices[d].ended
+        while lanes != 0:
+            n = next_lane(&lanes)
+            copier.devices[d].lanes[n].entries.queued = slot.devices[d].upto[n]
 
 
 cdef void count_relays(CopierData *copier, const Slot *slot, int32_t tickets) noexcept nogil:

@@ -38,8 +38,12 @@ cdef enum:
     RING_PIECES = 64        # pieces of one slot
     ALIGNMENT = 512         # bytes: of slots, of chunks, and of the pieces in them; and of where long rows are cut
     GATHERED = 32           # copies of one call over a link: one by one each takes 2 us of NVLink's time and 3 of PCIe's, in one call 0.5
-    CALLS_IN_FLIGHT = 480   # copies that a lane may have queued, each with an event: a stream takes 1,020 entries, then it holds its caller
+    ENTRIES_IN_FLIGHT = 960     # on a lane: a stream takes 1,020, then it holds its caller until something on it is done
     PAUSE = 16              # a status of our own: the budget is used up, and there is more
+
+# What streams hold: copies, events and waits that were queued, and how many of them are known to be done.
+cdef struct Entries:
+    int64_t queued, done
 
 # A way for one route's direction on one device, in order from its first copy to its last. Lanes `out` and `in` are a pair of
 # streams: after each chunk the other stream goes on, behind the chunk by event. A copy engine stays with a stream for as long as
@@ -51,7 +55,10 @@ cdef struct Lane:
     cudaEvent_t chain[2]
     int32_t paired, turn        # turn: the stream that takes the next copy
     int64_t chunk, in_chunk     # bytes after which a paired lane changes streams, where a piece ends; bytes since it did
-    int32_t calls               # copies in flight on it, as far as is known; a ticket's count on every lane that it may use
+    Entries *entries            # of its streams: `own`, or with a ring between devices the second lane's for both
+    Entries own
+    Entries ends                # of `finish`
+    int32_t tickets             # in flight that may use it
     bint crosses                # it is a peer lane,
     int32_t source, target      # between these devices, as ordinals
     cudaStream_t finish         # of a lane between devices: as DeviceLanes.finish, for tickets that use it
@@ -79,6 +86,7 @@ cdef struct Ring:
     Lane own                    # the first lane of a ring between devices
     bint shares                 # what it holds at a time, it shares with other rings
     int32_t tickets             # in flight that go through it, of a ring that shares
+    int64_t sent                # entries of the first lane that the second one is behind
     cudaEvent_t filled[MAX_RING]
     cudaEvent_t emptied[MAX_RING]
     bint used[MAX_RING]         # emptied[i] was recorded and the first lane is not behind it yet
@@ -112,6 +120,7 @@ cdef struct StageChunk:
     cudaEvent_t event           # behind the lane's half
     int32_t state, way, layer, n    # layer: of its first piece
     int64_t fill
+    int64_t upto                # entries of the lane that the event is behind
     Extent to_chunk[RING_PIECES]
     Extent from_chunk[RING_PIECES]
 
@@ -132,6 +141,7 @@ cdef struct DeviceLanes:
     Lane lanes[LANES]
     cudaStream_t finish         # joins the lanes of a ticket and tells its end
     cudaStream_t hook           # where a request's hook enqueues
+    Entries ends, hooks         # of these two streams
     cudaEvent_t gates[MAX_AFTER]    # recorded on the streams that a request waits for
     Ring ring
     int32_t links[MAX_DEVICES]  # to each device number
@@ -149,7 +159,11 @@ cdef struct SlotDevice:
     bint used, involved         # involved: it carries something, or is at the other end of what another one carries
     uint64_t lanes              # that it may use, as bits
     uint32_t relays             # rings that it goes through, from these device numbers, as bits
-    int32_t calls               # copies in flight on its lanes, as far as is known
+    uint64_t ended              # lanes of which the end is behind entries up to upto[lane], as bits
+    int64_t upto[LANES]         # of the others: how many there were before this ticket
+    int64_t ends_upto, hooks_upto   # likewise of the stream that tells the end, `end` of ENDS, and of the hook's; 0: it used none
+    int64_t hook_entries        # of the hook's stream, its own
+    int32_t end
     int32_t taken               # events
     int32_t queued              # layers whose events are recorded; n_layers + 1: everything is queued
     uint64_t bundle_lanes       # that bundles moved on, as bits
@@ -171,6 +185,7 @@ cdef struct Slot:
     int32_t holding             # under the lock; it still holds source and target
     int32_t verdict             # atomic; how it ends once its word arrives: OK, or why it was cut short
     bint fed                    # the worker queues it
+    bint on_lanes               # it counts among the tickets of lanes and rings
     bint touched, counted       # a copy call was made; the target's generation counts the ticket already
     PlanData *plan
     int32_t n_layers
@@ -239,14 +254,31 @@ cdef inline int64_t bytes_in(const Lane *lane) noexcept nogil:
     return left if left > 0 else lane.chunk
 cdef inline cudaStream_t lane_stream(const Lane *lane) noexcept nogil:
     return lane.streams[lane.turn]
-cdef int record(const DeviceLanes *device, cudaEvent_t event, cudaStream_t stream, const Guard *guard, Error *error) noexcept nogil
-cdef int wait_event(const DeviceLanes *device, cudaStream_t stream, cudaEvent_t event, const Guard *guard, Error *error) noexcept nogil
+# entries: of the stream; NULL where it is not the copier's.
+cdef int record(const DeviceLanes *device, cudaEvent_t event, cudaStream_t stream, Entries *entries, const Guard *guard,
+                Error *error) noexcept nogil
+cdef int wait_event(const DeviceLanes *device, cudaStream_t stream, cudaEvent_t event, Entries *entries, const Guard *guard,
+                    Error *error) noexcept nogil
+cdef inline int lane_record(const DeviceLanes *device, const Lane *lane, cudaEvent_t event, const Guard *guard, Error *error) noexcept nogil:
+    return record(device, event, lane_stream(lane), lane.entries, guard, error)
+cdef inline int lane_wait(const DeviceLanes *device, const Lane *lane, cudaEvent_t event, const Guard *guard, Error *error) noexcept nogil:
+    return wait_event(device, lane_stream(lane), event, lane.entries, guard, error)
 # Takes the lowest lane out of a set that is not empty.
 cdef int32_t next_lane(uint64_t *lanes) noexcept nogil
-# So many more (or fewer) copies of a ticket are in flight on the lanes of a device that it may use.
-cdef void count_calls(DeviceLanes *device, SlotDevice *share, int32_t calls) noexcept nogil
-# Those in flight on the fullest of these lanes.
-cdef int32_t most_calls(const DeviceLanes *device, uint64_t lanes) noexcept nogil
+cdef inline int64_t in_flight(const Entries *entries) noexcept nogil:
+    return entries.queued - entries.done
+cdef inline void done_to(Entries *entries, int64_t upto) noexcept nogil:
+    entries.done = max(entries.done, upto)
+# The end of a ticket is behind what a lane has now: after the event.
+cdef void ends_behind(const DeviceLanes *device, SlotDevice *share, int32_t lane) noexcept nogil
+# Those in flight on the fullest of these lanes, and of the streams that tell ends of tickets that use them.
+cdef int64_t most_in_flight(const DeviceLanes *device, uint64_t lanes) noexcept nogil
+cdef int64_t most_ends(const DeviceLanes *device, uint64_t lanes) noexcept nogil
+# A stream that tells ends, of ENDS.
+cdef inline cudaStream_t end_stream(const DeviceLanes *device, int32_t end) noexcept nogil:
+    return device.finish if end == 0 else device.lanes[PEER_LANE + end - 1].finish
+cdef inline Entries *end_entries(DeviceLanes *device, int32_t end) noexcept nogil:
+    return &device.ends if end == 0 else &device.lanes[PEER_LANE + end - 1].ends
 # Bytes that a slot between devices takes while so many of these rings are in flight.
 cdef int64_t relay_room(const CopierData *copier, int32_t rings) noexcept nogil
 # Waits until nothing that was queued on a device's lanes runs any more, nor on the way to it: before a failure is told.

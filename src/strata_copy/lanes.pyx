@@ -109,7 +109,7 @@ cdef int ring_ready(Ring *ring, const Guard *guard, Error *error) noexcept nogil
     cdef int status
     if not ring.used[ring.at]:
         return OK
-    status = wait_event(ring.filler, lane_stream(ring.first), ring.emptied[ring.at], guard, error)
+    status = lane_wait(ring.filler, ring.first, ring.emptied[ring.at], guard, error)
     if status == OK:
         ring.used[ring.at] = False
     return status
@@ -136,14 +136,15 @@ cdef int ring_flush(const CopierData *copier, Ring *ring, const Guard *guard, Er
     cdef int status
     if ring.n == 0:
         return OK
-    status = record(ring.filler, ring.filled[ring.at], lane_stream(ring.first), guard, error)
+    status = lane_record(ring.filler, ring.first, ring.filled[ring.at], guard, error)
     if status == OK:
-        status = wait_event(ring.emptier, lane_stream(ring.second), ring.filled[ring.at], guard, error)
+        ring.sent = ring.first.entries.queued
+        status = lane_wait(ring.emptier, ring.second, ring.filled[ring.at], guard, error)
     for i in range(ring.n):
         if status == OK:
             status = copy_piece(ring.emptier, ring.second, &ring.pieces[i], guard, error)
     if status == OK:
-        status = record(ring.emptier, ring.emptied[ring.at], lane_stream(ring.second), guard, error)
+        status = lane_record(ring.emptier, ring.second, ring.emptied[ring.at], guard, error)
     if status != OK:
         return status
     ring.used[ring.at] = True
@@ -203,6 +204,7 @@ cdef int lane_flush(DeviceLanes *device, Lane *lane, const Guard *guard, Error *
     if n > 1 and guard.pending == cudaSuccess:
         code = rt.cudaMemcpyBatchAsync(lane.targets, lane.sources, lane.sizes, n, &in_stream_order, &from_the_first, 1, lane_stream(lane))
         if code == 0:
+            lane.entries.queued += n
             return OK
         if code != cudaErrorInvalidValue and code != cudaErrorNotSupported:
             return cuda_failed(FAILED, code, "cudaMemcpyBatchAsync", device.device, guard, error)
@@ -223,6 +225,7 @@ cdef int copy_piece(DeviceLanes *device, Lane *lane, const Extent *piece, const 
     lane.in_chunk += piece.width * piece.rows
     if piece.rows == 1:
         return copy_row(device, lane, piece.target, piece.source, piece.width, guard, error)
+    lane.entries.queued += 1
     if lane.crosses:
         return copy_rows_across(device, lane, piece, guard, error)
     code = rt.cudaMemcpy2DAsync(piece.target, piece.target_pitch, piece.source, piece.source_pitch, piece.width, piece.rows,
@@ -233,6 +236,7 @@ cdef int copy_piece(DeviceLanes *device, Lane *lane, const Extent *piece, const 
 cdef int copy_row(const DeviceLanes *device, const Lane *lane, void *target, const void *source, size_t bytes, const Guard *guard,
                   Error *error) noexcept nogil:
     cdef int code
+    lane.entries.queued += 1
     if lane.crosses:
         code = rt.cudaMemcpyPeerAsync(target, lane.target, source, lane.source, bytes, lane_stream(lane))
     else:
@@ -265,40 +269,56 @@ cdef int change_streams(DeviceLanes *device, Lane *lane, const Guard *guard, Err
     cdef cudaEvent_t behind = lane.chain[lane.turn]
     cdef int status = lane_flush(device, lane, guard, error)
     if status == OK:
-        status = record(device, behind, lane.streams[lane.turn], guard, error)
+        status = lane_record(device, lane, behind, guard, error)
     if status == OK:
-        status = wait_event(device, lane.streams[lane.turn ^ 1], behind, guard, error)
+        status = wait_event(device, lane.streams[lane.turn ^ 1], behind, lane.entries, guard, error)
     if status == OK:
         lane.turn ^= 1
         lane.in_chunk = 0
     return status
 
 
-cdef void count_calls(DeviceLanes *device, SlotDevice *share, int32_t calls) noexcept nogil:
-    cdef uint64_t lanes = share.lanes
-    share.calls += calls
-    while lanes != 0:
-        device.lanes[next_lane(&lanes)].calls += calls
+cdef void ends_behind(const DeviceLanes *device, SlotDevice *share, int32_t lane) noexcept nogil:
+    """What is behind the ring's second lane is behind what that took from the first."""
+    share.ended |= <uint64_t>1 << lane
+    share.upto[lane] = device.lanes[lane].entries.queued
+    if lane == OUT_LANE and device.ring.sent > 0:
+        share.upto[IN_LANE] = max(share.upto[IN_LANE], device.ring.sent) if (share.ended >> IN_LANE) & 1 else device.ring.sent
+        share.ended |= <uint64_t>1 << IN_LANE
 
 
-cdef int32_t most_calls(const DeviceLanes *device, uint64_t lanes) noexcept nogil:
-    cdef int32_t most = 0
+cdef int64_t most_in_flight(const DeviceLanes *device, uint64_t lanes) noexcept nogil:
+    cdef int64_t most = 0
     while lanes != 0:
-        most = max(most, device.lanes[next_lane(&lanes)].calls)
+        most = max(most, in_flight(device.lanes[next_lane(&lanes)].entries))
     return most
 
 
-cdef int record(const DeviceLanes *device, cudaEvent_t event, cudaStream_t stream, const Guard *guard, Error *error) noexcept nogil:
+cdef int64_t most_ends(const DeviceLanes *device, uint64_t lanes) noexcept nogil:
+    cdef int64_t most = in_flight(&device.ends)
+    lanes = lanes >> PEER_LANE << PEER_LANE
+    while lanes != 0:
+        most = max(most, in_flight(&device.lanes[next_lane(&lanes)].ends))
+    return most
+
+
+cdef int record(const DeviceLanes *device, cudaEvent_t event, cudaStream_t stream, Entries *entries, const Guard *guard,
+                Error *error) noexcept nogil:
     cdef int code = rt.cudaEventRecord(event, stream)
     if code != 0:
         return cuda_failed(FAILED, code, "cudaEventRecord", device.device, guard, error)
+    if entries != NULL:
+        entries.queued += 1
     return OK
 
 
-cdef int wait_event(const DeviceLanes *device, cudaStream_t stream, cudaEvent_t event, const Guard *guard, Error *error) noexcept nogil:
+cdef int wait_event(const DeviceLanes *device, cudaStream_t stream, cudaEvent_t event, Entries *entries, const Guard *guard,
+                    Error *error) noexcept nogil:
     cdef int code = rt.cudaStreamWaitEvent(stream, event, 0)
     if code != 0:
         return cuda_failed(FAILED, code, "cudaStreamWaitEvent", device.device, guard, error)
+    if entries != NULL:
+        entries.queued += 1
     return OK
 
 
@@ -314,6 +334,7 @@ cdef int device_drain(DeviceLanes *device, const Guard *guard, Error *error) noe
                 return POISONED
         if drain_stream(device, device.lanes[n].finish, guard, error) != OK:
             return POISONED
+        device.lanes[n].own.done, device.lanes[n].ends.done = device.lanes[n].own.queued, device.lanes[n].ends.queued
     empty_ring(&device.ring)
     for n in range(MAX_DEVICES):
         relay = device.relays[n]
@@ -323,9 +344,10 @@ cdef int device_drain(DeviceLanes *device, const Guard *guard, Error *error) noe
                 return POISONED
         if relay != NULL:
             empty_ring(relay)
-    if drain_stream(device, device.hook, guard, error) != OK:
+    if drain_stream(device, device.hook, guard, error) != OK or drain_stream(device, device.finish, guard, error) != OK:
         return POISONED
-    return drain_stream(device, device.finish, guard, error)
+    device.ends.done, device.hooks.done = device.ends.queued, device.hooks.queued
+    return OK
 
 
 cdef void empty_ring(Ring *ring) noexcept nogil:

@@ -19,6 +19,9 @@ cdef struct Window:
     int64_t bytes[MAX_MARKERS]
     int64_t counted[MAX_MARKERS]    # of them in bytes_ahead: not what a step is longer for a boundary (end_on_boundary in lanes.pyx)
     int32_t calls[MAX_MARKERS]
+    int32_t lanes[MAX_MARKERS]      # that they are on,
+    int64_t upto[MAX_MARKERS]       # and entries of these that they are behind; of the lane `in` those that the ring has sent on
+    int64_t sent[MAX_MARKERS]
     int32_t first, n
     int64_t bytes_ahead
     int32_t calls_ahead

@@ -6,7 +6,7 @@ from strata_copy.abi cimport FAILED, OK, REFUSED, Error, Request
 from strata_copy.atomics cimport add_i64
 from strata_copy.copier cimport free_event, free_stream, make_event, make_stream
 from strata_copy.cudart cimport Guard, cudaErrorNotReady, cudaEventDisableTiming, cuda_failed, rt
-from strata_copy.lanes cimport ALIGNMENT, CopierData, DeviceLanes, count_calls, lane_stream, record
+from strata_copy.lanes cimport ALIGNMENT, IN_LANE, OUT_LANE, CopierData, DeviceLanes, done_to, lane_record
 from strata_copy.plan cimport PlanData
 from strata_copy.ways cimport chunk_of_plan, for_helpers, slot_of_plan
 
@@ -62,30 +62,36 @@ cdef int leg_mark(Leg *leg, int64_t bytes, int64_t asked, int32_t calls, const G
     cdef Window *window = &leg.window
     cdef DeviceLanes *device = leg.course.device
     cdef int32_t i = (window.first + window.n) % MAX_MARKERS
-    cdef int status = record(device, window.events[i], lane_stream(&device.lanes[leg.course.only]), guard, error)
+    cdef int32_t lane = leg.course.only
+    cdef int status = lane_record(device, &device.lanes[lane], window.events[i], guard, error)
     if status == OK:
+        window.lanes[i], window.upto[i] = lane, device.lanes[lane].entries.queued
+        window.sent[i] = device.ring.sent if lane == OUT_LANE else 0
         window.bytes[i], window.calls[i] = bytes, calls
         window.counted[i] = asked if asked < bytes < asked + ALIGNMENT else bytes
         window.n += 1
         window.bytes_ahead += window.counted[i]
         window.calls_ahead += calls
-        count_calls(device, leg.course.share, calls)
     return status
 
 
 cdef int leg_look(Leg *leg, int64_t *landed, const Guard *guard, Error *error) noexcept nogil:
     cdef Window *window = &leg.window
+    cdef DeviceLanes *device = leg.course.device
+    cdef int32_t i
     cdef int code
     while window.n > 0:
-        code = rt.cudaEventQuery(window.events[window.first])
+        i = window.first
+        code = rt.cudaEventQuery(window.events[i])
         if code == cudaErrorNotReady:
             break
         if code != 0:
-            return cuda_failed(FAILED, code, "cudaEventQuery", leg.course.device.device, guard, error)
-        add_i64(landed, window.bytes[window.first])
-        window.bytes_ahead -= window.counted[window.first]
-        window.calls_ahead -= window.calls[window.first]
-        count_calls(leg.course.device, leg.course.share, -window.calls[window.first])
-        window.first = (window.first + 1) % MAX_MARKERS
+            return cuda_failed(FAILED, code, "cudaEventQuery", device.device, guard, error)
+        add_i64(landed, window.bytes[i])
+        window.bytes_ahead -= window.counted[i]
+        window.calls_ahead -= window.calls[i]
+        done_to(device.lanes[window.lanes[i]].entries, window.upto[i])
+        done_to(device.lanes[IN_LANE].entries, window.sent[i])
+        window.first = (i + 1) % MAX_MARKERS
         window.n -= 1
     return OK

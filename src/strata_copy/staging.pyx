@@ -7,8 +7,7 @@ from strata_copy.atomics cimport add_i64
 from strata_copy.cudart cimport Guard, cudaErrorNotReady, cuda_failed, observed, published, rt
 from strata_copy.lanes cimport (
     ALIGNMENT, IN_LANE, OUT_LANE, PAUSE, RING_PIECES, STAGE_BESIDE, STAGE_BUSY, STAGE_COPIED, STAGE_FILLING, STAGE_FREE, STAGE_HELPERS,
-    STAGE_IN, STAGE_LANE, STAGE_OUT, Budget, CopierData, DeviceLanes, Extent, Lane, Staging, copy_piece, cut, lane_stream, record,
-    spend,
+    STAGE_IN, STAGE_LANE, STAGE_OUT, Budget, CopierData, DeviceLanes, Extent, Lane, Staging, copy_piece, cut, done_to, lane_record, spend,
 )
 
 
@@ -76,7 +75,7 @@ cdef int stage_flush(DeviceLanes *device, const Guard *guard, Error *error) noex
     if staging.slots == 0 or chunk.state != STAGE_FILLING:
         return OK
     if staging.way == STAGE_OUT:
-        status = record(device, chunk.event, lane_stream(&device.lanes[OUT_LANE]), guard, error)
+        status = send_event(device, chunk, &device.lanes[OUT_LANE], guard, error)
     if status == OK:
         chunk.state = STAGE_LANE if staging.way == STAGE_OUT else STAGE_HELPERS
         staging.at = (staging.at + 1) % staging.slots
@@ -134,6 +133,7 @@ cdef int stage_look(const CopierData *copier, DeviceLanes *device, int64_t *land
             if status == OK and staging.way == STAGE_IN:
                 add_i64(landed, bytes_of(chunk))
             if status == OK:
+                done_to(device.lanes[IN_LANE if staging.way == STAGE_IN else OUT_LANE].entries, chunk.upto)
                 chunk.state = STAGE_FREE if staging.way == STAGE_IN else STAGE_HELPERS
         if status != OK and status != PAUSE:
             return status
@@ -157,9 +157,15 @@ cdef int send(const CopierData *copier, DeviceLanes *device, StageChunk *chunk, 
         if status == OK:
             status = copy_piece(device, lane, &chunk.from_chunk[i], guard, error)
     if status == OK:
-        status = record(device, chunk.event, lane_stream(lane), guard, error)
+        status = send_event(device, chunk, lane, guard, error)
     if status == OK:
         chunk.state = STAGE_LANE
+    return status
+
+
+cdef int send_event(const DeviceLanes *device, StageChunk *chunk, const Lane *lane, const Guard *guard, Error *error) noexcept nogil:
+    cdef int status = lane_record(device, lane, chunk.event, guard, error)
+    chunk.upto = lane.entries.queued
     return status
 
 

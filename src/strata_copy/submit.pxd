@@ -18,13 +18,14 @@ cdef struct Submission:
     Guard guard
     Error *error
     int64_t bytes, chunks       # that move; `chunks` of the busiest device
-    int64_t calls[MAX_DEVICES]  # of each device: copies,
+    int64_t entries[MAX_DEVICES]    # of each device: how many one of its streams may get of it at most,
     uint64_t lanes[MAX_DEVICES]     # lanes that they may use, as bits,
     uint32_t relays[MAX_DEVICES]    # and rings from these device numbers, as bits
     uint32_t devices, others    # those that something moves on, as bits; those at the other end
     bint staged                 # some of it goes through staging
     Known known                 # what the lineages let it leave out
     bint behind_fed             # it comes behind a ticket that is not queued to its end
+    int32_t waits               # at most, before its first copy on a stream
 
 
 # Ties a new plan to the copier of this number, which will carry it: OK, or REFUSED where that is closed or has not what the plan needs.

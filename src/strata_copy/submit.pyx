@@ -8,20 +8,21 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from strata_copy.abi cimport (
-    AGAIN, FEED, OK, POISONED, QUEUE_ALL, REASON_CAPACITY, REASON_PLACE, REFUSED, WAIT_STREAM, Error, Request, Ticket, Wait,
+    AGAIN, FEED, OK, POISONED, QUEUE_ALL, REASON_CAPACITY, REASON_PLACE, REFUSED, WAIT_STREAM, Error, PartSpec, PlaceSpec, Request, Ticket,
+    Wait,
 )
 from strata_copy.atomics cimport add_i32, load_i32, store_i32, store_i64, store_u64
 from strata_copy.checks cimport check_devices, check_open, check_plan_now, check_waits, uses_device
 from strata_copy.copier cimport copier_reserve, the_tables
-from strata_copy.courses cimport STEP_ON, Course, course_begin, course_go
+from strata_copy.courses cimport STEP_ON, WORK_OF_A_HOOK, Course, course_begin, course_go
 from strata_copy.cudart cimport clear, guard_enter, guard_leave, outcome
 from strata_copy.endings cimport QUEUING, count_relays, give_up, queued_to_end, sweep
 from strata_copy.hooks cimport in_hook, of_hook
 from strata_copy.images cimport image_written
 from strata_copy.kinship cimport handed_on
 from strata_copy.lanes cimport (
-    CALLS_IN_FLIGHT, CELLS, HOST_LANE, IN_LANE, LINK_RELAY, OUT_LANE, PEER_CHUNKS, PEER_LANE, RELAY_LANE, Budget, CopierData,
-    DeviceLanes, Slot, count_calls, device_index, most_calls, now, record, relay_room,
+    CELLS, ENTRIES_IN_FLIGHT, HOST_LANE, IN_LANE, LANES, LINK_RELAY, OUT_LANE, PEER_CHUNKS, PEER_LANE, RELAY_LANE, Budget, CopierData,
+    DeviceLanes, Slot, SlotDevice, device_index, in_flight, most_ends, most_in_flight, next_lane, now, record, relay_room,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
@@ -37,9 +38,10 @@ cdef uint64_t generations = 0       # of tickets, under the copier's lock; goes 
 cdef Course courses[MAX_DEVICES]    # of the submit that is under way, under the lock
 
 cdef enum:
-    CALLS_OF_A_CHUNK = 64
-    CALLS_OF_A_TICKET = 2   # what its place in line and its end cost a stream, beside its waits
-    CALLS_OF_A_SLOT = 3     # likewise of a slot of a ring, which rows may leave half empty
+    SHORT = 128             # entries that are queued as quickly as a chunk is copied
+    ENTRIES_OF_A_CHUNK = 3  # its copy, and the event and the wait of the change of streams
+    ENTRIES_OF_A_SLOT = 4   # of a ring: the wait for it, two copies where it cuts one in two, and the event behind them
+    MOST_ENTRIES = 1 << 20
 
 
 cdef int submit_plan(PlanData *plan, const Request *request, Ticket *ticket, Error *error) noexcept nogil:
@@ -152,10 +154,10 @@ cdef int measure(Submission *s) noexcept nogil:
     cdef const LayoutData *layout = s.plan.target.layout
     cdef int64_t bytes[MAX_DEVICES]
     cdef int64_t relayed[MAX_DEVICES]
-    cdef int64_t *calls = s.calls
+    cdef int64_t *entries = s.entries
     cdef const PartRoute *part
     cdef const Units *units
-    cdef int64_t size, room
+    cdef int64_t size, room, extents
     cdef int32_t i, d
     for d in range(s.copier.n_devices):
         bytes[d] = relayed[d] = 0
@@ -170,7 +172,8 @@ cdef int measure(Submission *s) noexcept nogil:
         s.devices |= <uint32_t>1 << d
         size = bytes_of(&layout.parts[i], units)
         s.lanes[d] |= lanes_of_part(part)
-        calls[d] += max(layout.parts[i].rep, 1) + pieces_of(part.source, i, units) + pieces_of(s.plan.target, i, units)
+        extents = extents_of(s, i, part)
+        entries[d] += extents + 1       # an event behind the layer
         s.staged = s.staged or is_staged(part.route)
         if part.other >= 0:
             s.others |= <uint32_t>1 << part.other_number
@@ -178,19 +181,18 @@ cdef int measure(Submission *s) noexcept nogil:
             size //= PEER_CHUNKS        # as long as so many over PCIe
         if part.route != ROUTE_LOCAL:
             bytes[d] += size
-        if part.route == ROUTE_RING:
-            calls[d] += CALLS_OF_A_SLOT * size // s.copier.devices[d].ring.slot_bytes
-        elif part.route == ROUTE_RELAY:
+            entries[d] += ENTRIES_OF_A_CHUNK * size // s.copier.chunk
+        if part.route == ROUTE_RING:        # which is emptied behind each layer
+            entries[d] += ENTRIES_OF_A_SLOT * (1 + size // s.copier.devices[d].ring.slot_bytes)
+        elif part.route == ROUTE_RELAY:     # both hops count on one lane
+            entries[d] += extents + 2 * ENTRIES_OF_A_SLOT
             relayed[d] += size
             s.relays[d] |= <uint32_t>1 << part.other_number
-        elif part.route != ROUTE_LOCAL:
-            calls[d] += size // s.copier.chunk
     room = relay_room(s.copier, s.copier.relays_in_flight + new_relays(s))
+    s.waits = waits_of(s)
     for d in range(s.copier.n_devices):
-        calls[d] += CALLS_OF_A_SLOT * relayed[d] // room
-        if calls[d] > 0:
-            calls[d] += CALLS_OF_A_TICKET + s.request.n_after
-        s.chunks = max(s.chunks, bytes[d] // s.copier.chunk, calls[d] // CALLS_OF_A_CHUNK)
+        entries[d] = min(entries[d] + s.waits + 2 * (ENTRIES_OF_A_SLOT + ENTRIES_OF_A_CHUNK) * relayed[d] // room, <int64_t>MOST_ENTRIES)
+        s.chunks = max(s.chunks, bytes[d] // s.copier.chunk, entries[d] // SHORT)
     if s.devices == 0:          # a copy without bytes stands in line on one device
         s.devices = <uint32_t>1 << s.plan.parts[0].device_number
     if s.request.hook != NULL and s.plan.n_events + layout.n_layers > s.copier.layer_events:
@@ -198,6 +200,33 @@ cdef int measure(Submission *s) noexcept nogil:
         return outcome(s.error, REFUSED, REASON_CAPACITY, "%ld layer events are needed with a hook; the copier was opened with "
                        "layer_events=%ld", s.error.wanted, s.error.found)
     return OK
+
+
+cdef int64_t extents_of(const Submission *s, int32_t i, const PartRoute *way) noexcept nogil:
+    """At most. Sinks, the end of a ring of units and a patch begin one each; rows that do not lie one behind the other take one for each
+    run of a unit."""
+    cdef const LayoutData *layout = s.plan.target.layout
+    cdef const PartSpec *part = &layout.parts[i]
+    cdef const Units *units = &s.copier.units[i]
+    cdef const PlaceSpec *source = &way.source.places[i]
+    cdef const PlaceSpec *target = &s.plan.target.places[i]
+    cdef int64_t runs = (1 + (units.sinks > 0) + (source.ring > 0) + (target.ring > 0) + (layout.patch_of[i] >= 0)
+                         + pieces_of(way.source, i, units) + pieces_of(s.plan.target, i, units))
+    cdef bint dense = source.stride == part.growth.unit_bytes and target.stride == part.growth.unit_bytes
+    cdef bint pitched = max(source.rep_stride, target.rep_stride) <= s.copier.devices[way.device_number].max_pitch
+    return runs if dense and pitched else runs * max(part.rep, 1)
+
+
+cdef int32_t waits_of(const Submission *s) noexcept nogil:
+    """At most: what the request names, and the tickets before it on all their devices."""
+    cdef int32_t i, tickets = 1 + s.plan.n_sources
+    cdef uint64_t readers
+    for i in range(TICKET_WORDS):
+        readers = s.plan.target.readers[i]
+        while readers != 0:
+            readers &= readers - 1
+            tickets += 1
+    return <int32_t>s.request.n_after + tickets * s.copier.n_devices
 
 
 cdef inline int64_t pieces_of(const StateData *state, int32_t part, const Units *units) noexcept nogil:
@@ -227,14 +256,25 @@ cdef bint is_fed(const Submission *s) noexcept nogil:
 
 
 cdef bint would_fill(const Submission *s, int32_t least) noexcept nogil:
-    """A lane that has so many copies in flight at least. A stream that is full holds its caller, and with it the lock, until what it waits
-    for is done."""
-    cdef int32_t d, held
+    """A stream that has so many entries in flight at least. One that is full holds its caller, and with it the lock, until something on it
+    is done."""
+    cdef const DeviceLanes *device
+    cdef int32_t d
     for d in range(s.copier.n_devices):
-        held = most_calls(&s.copier.devices[d], s.lanes[d])
-        if held >= least and held + s.calls[d] > CALLS_IN_FLIGHT:
+        device = &s.copier.devices[d]
+        if (s.devices >> d) & 1 and (fills(most_in_flight(device, s.lanes[d]), s.entries[d], least)
+                                     or fills(most_ends(device, s.lanes[d]), LANES + s.waits, least)
+                                     or fills(in_flight(&device.hooks), hook_entries(s), least)):
             return True
     return False
+
+
+cdef inline bint fills(int64_t held, int64_t more, int32_t least) noexcept nogil:
+    return held >= least and held + more > ENTRIES_IN_FLIGHT
+
+
+cdef inline int64_t hook_entries(const Submission *s) noexcept nogil:
+    return 0 if s.request.hook == NULL else s.plan.n_events + s.plan.target.layout.n_layers * (1 + WORK_OF_A_HOOK)
 
 
 cdef bint comes_behind_fed(const Submission *s) noexcept nogil:
@@ -275,14 +315,16 @@ cdef Slot *take_slot(Submission *s, int64_t started) noexcept nogil:
     for d in range(s.copier.n_devices):
         slot.devices[d].used = (s.devices >> d) & 1
         slot.devices[d].involved = ((s.devices | s.others) >> d) & 1
-        slot.devices[d].taken = slot.devices[d].queued = slot.devices[d].calls = 0
-        slot.devices[d].lanes, slot.devices[d].relays = s.lanes[d], s.relays[d]
+        slot.devices[d].taken = slot.devices[d].queued = 0
+        join_lanes(&s.copier.devices[d], &slot.devices[d], s.lanes[d])
+        slot.devices[d].relays = s.relays[d]
         if slot.devices[d].used:
             slot.devices[d].bundle_lanes = 0
             memset(slot.devices[d].first_event, 0, n_layers * sizeof(int32_t))
             memset(slot.devices[d].end_event, 0, n_layers * sizeof(int32_t))
     depend(s, slot)
     count_relays(s.copier, slot, 1)
+    slot.on_lanes = True
     slot.holding = 1
     add_i32(&s.plan.target.holds, 1)
     for d in range(s.plan.n_sources):
@@ -290,6 +332,17 @@ cdef Slot *take_slot(Submission *s, int64_t started) noexcept nogil:
     store_i32(&slot.status, QUEUING)
     store_u64(&slot.ticket, generations << TICKET_BITS | <uint64_t>(slot - s.copier.slots))
     return slot
+
+
+cdef void join_lanes(DeviceLanes *device, SlotDevice *share, uint64_t lanes) noexcept nogil:
+    cdef int32_t n
+    share.lanes, share.ended = lanes, 0
+    share.end = 0
+    share.ends_upto = share.hooks_upto = share.hook_entries = 0
+    while lanes != 0:
+        n = next_lane(&lanes)
+        device.lanes[n].tickets += 1
+        share.upto[n] = device.lanes[n].entries.queued
 
 
 cdef Slot *free_slot(CopierData *copier) noexcept nogil:
@@ -338,7 +391,7 @@ cdef int record_gates(Submission *s) noexcept nogil:
         wait = &s.request.after[i]
         if wait.kind == WAIT_STREAM and status == OK:
             device = &s.copier.devices[device_index(s.copier, wait.device)]
-            status = record(device, device.gates[i], wait.handle, &s.guard, s.error)
+            status = record(device, device.gates[i], wait.handle, NULL, &s.guard, s.error)
     return status
 
 
@@ -361,8 +414,6 @@ cdef int queue_all(Submission *s) noexcept nogil:
                 left -= courses[d].ended
         if status != OK:
             return status
-    for d in range(s.copier.n_devices):
-        count_calls(&s.copier.devices[d], &s.slot.devices[d], <int32_t>s.calls[d])
     return OK
 
 

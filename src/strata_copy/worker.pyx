@@ -17,8 +17,8 @@ from strata_copy.endings cimport QUEUING, cut_short, give_up, sweep
 from strata_copy.helpers cimport helpers_close, helpers_copy, helpers_open
 from strata_copy.hooks cimport in_hook, of_hook
 from strata_copy.lanes cimport (
-    CALLS_IN_FLIGHT, CLOSED, LANES, PAUSE, STAGE_HOST, STAGE_IN, STAGE_OUT, STAGING, Budget, CopierData, DeviceLanes, Slot, StageChunk,
-    device_index, guard_to_close, most_calls, poison_all, record, wait_event,
+    CLOSED, ENTRIES_IN_FLIGHT, LANES, PAUSE, STAGE_HOST, STAGE_IN, STAGE_OUT, STAGING, Budget, CopierData, DeviceLanes, Slot, SlotDevice, StageChunk,
+    device_index, guard_to_close, in_flight, most_ends, most_in_flight, poison_all, record, wait_event,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.legs cimport LEAST_BESIDE, MAX_MARKERS, Leg, Window, leg_close, leg_look, leg_mark, leg_open, leg_size
@@ -34,6 +34,7 @@ from strata_copy.worker_thread cimport LOOK_NS, WORK_AT_ONCE, thread_end, thread
 
 cdef enum:
     CALLS_OF_A_STEP = 64
+    ENTRIES_OF_A_STEP = 5 * CALLS_OF_A_STEP     # at most: a copy, a change of streams and a layer's event for each
     CALLS_AHEAD = 256
 
 cdef Job jobs[MAX_JOBS]
@@ -126,8 +127,8 @@ cdef int shut_gate(Leg *leg, Submission *s, DeviceLanes *device) noexcept nogil:
         event = (wait.handle if wait.kind == WAIT_EVENT else
                  s.copier.devices[device_index(s.copier, wait.device)].gates[i])
         if status == OK:
-            status = wait_event(device, leg.gate_stream, event, &s.guard, s.error)
-    return status if status != OK else record(device, leg.gate, leg.gate_stream, &s.guard, s.error)
+            status = wait_event(device, leg.gate_stream, event, NULL, &s.guard, s.error)
+    return status if status != OK else record(device, leg.gate, leg.gate_stream, NULL, &s.guard, s.error)
 
 
 # ---- a step
@@ -298,7 +299,7 @@ cdef int fill_window(Job *job, Leg *leg, bint begins, bint beside, const Guard *
     if beside:
         status = give_beside(job, leg, guard, error)
     while (status == OK and not leg.course.ended and window.n < MAX_MARKERS and window.calls_ahead < CALLS_AHEAD
-           and most_calls(leg.course.device, leg.course.share.lanes) + CALLS_OF_A_STEP <= CALLS_IN_FLIGHT):
+           and has_room(leg)):
         # Two steps a window at least, so that there is something to do while one of them is looked at.
         most = min(leg.step, max(ahead // 2, 1), ahead - window.bytes_ahead)
         if most <= 0 or (most < leg.least and window.n > 0):
@@ -314,6 +315,16 @@ cdef int fill_window(Job *job, Leg *leg, bint begins, bint beside, const Guard *
                 continue
             status = leg_mark(leg, most - budget.bytes, most, CALLS_OF_A_STEP - budget.calls, guard, error)
     return status
+
+
+cdef bint has_room(const Leg *leg) noexcept nogil:
+    """For a step on every stream that it may use. Of the hook's stream the ticket's own entries do not count: none would come off before it
+    ends."""
+    cdef const DeviceLanes *device = leg.course.device
+    cdef const SlotDevice *share = leg.course.share
+    return (max(most_in_flight(device, share.lanes), most_ends(device, share.lanes),
+                in_flight(&device.hooks) - share.hook_entries if leg.course.request.hook != NULL else 0)
+            + ENTRIES_OF_A_STEP <= ENTRIES_IN_FLIGHT)
 
 
 cdef int give_beside(Job *job, Leg *leg, const Guard *guard, Error *error) noexcept nogil:
