@@ -503,38 +503,3 @@ def test_threads_feed_wait_and_cancel_at_once(memory):
         assert not any(thread.is_alive() for thread in threads)
     for a, b in pairs:
         assert differences(b, after_copy(a, b, UPTO)) == []
-
-
-@pytest.mark.host
-@pytest.mark.parametrize("parts", [1, 100], ids=["short", "long"])
-@pytest.mark.parametrize("way", ["device", "pinned"])
-def test_tickets_that_wait_for_long_hold_no_others_up(way, parts):
-    """A stream that is full holds its caller, and so the lock: neither a submit nor the worker ever fills one."""
-    host_runtime.configure(devices=1)
-    layout = sc.Layout([sc.Part(name="k", layer=i, unit_bytes=64, growth=sc.Growth.linear()) for i in range(parts)])
-
-    def apart(i, part):  # so that none go as one
-        return {"kind": "device", "stride": 64 + 64 * (i % 7)}
-
-    many = 250 if parts == 1 else 40
-    stream = runtime.stream_create()
-    pairs = [(Memory(layout, n, apart, marks=(4,)), Memory(layout, n + 1, way, marks=(4,))) for n in range(1, many, 2)]
-    others = [(Memory(layout, n, "pinned", marks=(4,)), Memory(layout, n + 1, apart, marks=(4,))) for n in (501, 503)]
-    with sc.Copier(tickets=256, layer_events=128) as copier:
-        plans = [copier.plan(a.state, b.state) for a, b in pairs]
-        gate = Gate(stream)
-        try:
-            tickets = in_thread(lambda: [plan.submit((4,), after=sc.Stream(stream)) for plan in plans])()
-            for a, b in others:
-                last = copier.submit(a.state, b.state, upto=(4,), after=SYNCED)
-                wanted, deadline = after_copy(a, b, (4,)), time.monotonic() + 20
-                while differences(b, wanted) and time.monotonic() < deadline:
-                    time.sleep(0.01)
-                assert differences(b, wanted) == []
-            assert sum(ticket is not None for ticket in tickets) >= 16
-        finally:
-            gate.open()
-        for ticket in tickets + [last]:
-            assert ticket is None or ticket.sync()
-    for (a, b), ticket in zip(pairs, tickets, strict=True):
-        assert ticket is None or differences(b, after_copy(a, b, (4,))) == []

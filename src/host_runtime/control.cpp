@@ -162,6 +162,11 @@ std::vector<std::string> violations() {
     return runtime().state->record.violations();
 }
 
+size_t fullest() {
+    const Lock lock(runtime().mutex);
+    return runtime().state->engine.fullest();
+}
+
 size_t pending() {
     const Lock lock(runtime().mutex);
     return runtime().state->engine.pending();

@@ -62,6 +62,7 @@ std::vector<ExecutedCopy> copy_log();
 std::vector<OrderCall> order_log();
 std::vector<std::string> violations();
 size_t pending();
+size_t fullest();
 bool scheduled();
 // Executes up to `n` ready operations in scheduled mode; returns how many it found.
 size_t step(size_t n);

@@ -114,6 +114,7 @@ cudaError_t Engine::submit(Lock &lock, Function caller, const StreamRef &stream,
     if (stream->queue.empty()) stream->work.notify_one();
     stream->queue.push_back(std::move(operation));
     ++stream->queued;
+    fullest_ = std::max(fullest_, stream->queue.size());
     if (end) *end = {stream, stream->queued};
     return cudaSuccess;
 }

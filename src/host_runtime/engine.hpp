@@ -62,6 +62,7 @@ public:
     bool stopped() const { return stopped_; }
 
     size_t pending() const;
+    size_t fullest() const { return fullest_; }  // the most that one stream has held
     size_t open_streams() const;
 
 private:
@@ -89,6 +90,7 @@ private:
     std::map<uint64_t, StreamRef> streams_;  // in order, so that a seed stands for one order; with closed ones and queues
     std::vector<StreamRef> blocking_queues_;
     std::condition_variable progress_;  // an operation that somebody sleeps for has been executed
+    size_t fullest_ = 0;                // operations in one stream
     size_t running_ = 0;                // operations
     size_t waiting_ = 0;                // threads that are inside a function that waits
     size_t waiting_for_any_ = 0;        // those of them that any operation may concern

@@ -74,6 +74,7 @@ cdef extern from "control.hpp" namespace "host_runtime" nogil:
     vector[OrderCall] order_log() except +
     vector[string] c_violations "host_runtime::violations"() except +
     size_t c_pending "host_runtime::pending"()
+    size_t c_fullest "host_runtime::fullest"()
     cbool scheduled()
     size_t c_step "host_runtime::step"(size_t) except +
     void drain()
@@ -284,6 +285,11 @@ def violations():
 def pending():
     """How many operations are queued and not executed, over all streams."""
     return c_pending()
+
+
+def fullest():
+    """The most operations that one stream has held at a time since `configure`. One that holds 1,020 holds the thread that adds to it."""
+    return c_fullest()
 
 
 def step(n=1):

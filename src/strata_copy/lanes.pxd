@@ -265,14 +265,14 @@ cdef inline int lane_wait(const DeviceLanes *device, const Lane *lane, cudaEvent
     return wait_event(device, lane_stream(lane), event, lane.entries, guard, error)
 # Takes the lowest lane out of a set that is not empty.
 cdef int32_t next_lane(uint64_t *lanes) noexcept nogil
-cdef inline int64_t in_flight(const Entries *entries) noexcept nogil:
+cdef inline int64_t pending(const Entries *entries) noexcept nogil:
     return entries.queued - entries.done
 cdef inline void done_to(Entries *entries, int64_t upto) noexcept nogil:
     entries.done = max(entries.done, upto)
 # The end of a ticket is behind what a lane has now: after the event.
 cdef void ends_behind(const DeviceLanes *device, SlotDevice *share, int32_t lane) noexcept nogil
-# Those in flight on the fullest of these lanes, and of the streams that tell ends of tickets that use them.
-cdef int64_t most_in_flight(const DeviceLanes *device, uint64_t lanes) noexcept nogil
+# Those on the fullest of these lanes, and of the streams that tell ends of tickets that use them.
+cdef int64_t most_pending(const DeviceLanes *device, uint64_t lanes) noexcept nogil
 cdef int64_t most_ends(const DeviceLanes *device, uint64_t lanes) noexcept nogil
 # A stream that tells ends, of ENDS.
 cdef inline cudaStream_t end_stream(const DeviceLanes *device, int32_t end) noexcept nogil:

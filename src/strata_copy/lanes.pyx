@@ -287,18 +287,18 @@ cdef void ends_behind(const DeviceLanes *device, SlotDevice *share, int32_t lane
         share.ended |= <uint64_t>1 << IN_LANE
 
 
-cdef int64_t most_in_flight(const DeviceLanes *device, uint64_t lanes) noexcept nogil:
+cdef int64_t most_pending(const DeviceLanes *device, uint64_t lanes) noexcept nogil:
     cdef int64_t most = 0
     while lanes != 0:
-        most = max(most, in_flight(device.lanes[next_lane(&lanes)].entries))
+        most = max(most, pending(device.lanes[next_lane(&lanes)].entries))
     return most
 
 
 cdef int64_t most_ends(const DeviceLanes *device, uint64_t lanes) noexcept nogil:
-    cdef int64_t most = in_flight(&device.ends)
+    cdef int64_t most = pending(&device.ends)
     lanes = lanes >> PEER_LANE << PEER_LANE
     while lanes != 0:
-        most = max(most, in_flight(&device.lanes[next_lane(&lanes)].ends))
+        most = max(most, pending(&device.lanes[next_lane(&lanes)].ends))
     return most
 
 

@@ -86,7 +86,7 @@ def link(int source, int target):
                 prover.prove(source, target)
             finally:                # a signal that arrives meanwhile is raised at the end, and the proof was made
                 found = prover.found()
-                if prover.proof.state != PEER_UNTRIED:
+                if prover.proof.state != PEER_UNTRIED and prover.error.status == OK:
                     _proofs[source, target] = found
     return found
 

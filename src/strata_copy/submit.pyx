@@ -22,7 +22,7 @@ from strata_copy.images cimport image_written
 from strata_copy.kinship cimport handed_on
 from strata_copy.lanes cimport (
     CELLS, ENTRIES_IN_FLIGHT, HOST_LANE, IN_LANE, LANES, LINK_RELAY, OUT_LANE, PEER_CHUNKS, PEER_LANE, RELAY_LANE, Budget, CopierData,
-    DeviceLanes, Slot, SlotDevice, device_index, in_flight, most_ends, most_in_flight, next_lane, now, record, relay_room,
+    DeviceLanes, Slot, SlotDevice, device_index, most_ends, most_pending, next_lane, now, pending, record, relay_room,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.plan cimport (
@@ -262,9 +262,9 @@ cdef bint would_fill(const Submission *s, int32_t least) noexcept nogil:
     cdef int32_t d
     for d in range(s.copier.n_devices):
         device = &s.copier.devices[d]
-        if (s.devices >> d) & 1 and (fills(most_in_flight(device, s.lanes[d]), s.entries[d], least)
+        if (s.devices >> d) & 1 and (fills(most_pending(device, s.lanes[d]), s.entries[d], least)
                                      or fills(most_ends(device, s.lanes[d]), LANES + s.waits, least)
-                                     or fills(in_flight(&device.hooks), hook_entries(s), least)):
+                                     or fills(pending(&device.hooks), hook_entries(s), least)):
             return True
     return False
 

@@ -18,7 +18,7 @@ from strata_copy.helpers cimport helpers_close, helpers_copy, helpers_open
 from strata_copy.hooks cimport in_hook, of_hook
 from strata_copy.lanes cimport (
     CLOSED, ENTRIES_IN_FLIGHT, LANES, PAUSE, STAGE_HOST, STAGE_IN, STAGE_OUT, STAGING, Budget, CopierData, DeviceLanes, Slot, SlotDevice, StageChunk,
-    device_index, guard_to_close, in_flight, most_ends, most_in_flight, poison_all, record, wait_event,
+    device_index, guard_to_close, most_ends, most_pending, pending, poison_all, record, wait_event,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.legs cimport LEAST_BESIDE, MAX_MARKERS, Leg, Window, leg_close, leg_look, leg_mark, leg_open, leg_size
@@ -322,8 +322,8 @@ cdef bint has_room(const Leg *leg) noexcept nogil:
     ends."""
     cdef const DeviceLanes *device = leg.course.device
     cdef const SlotDevice *share = leg.course.share
-    return (max(most_in_flight(device, share.lanes), most_ends(device, share.lanes),
-                in_flight(&device.hooks) - share.hook_entries if leg.course.request.hook != NULL else 0)
+    return (max(most_pending(device, share.lanes), most_ends(device, share.lanes),
+                pending(&device.hooks) - share.hook_entries if leg.course.request.hook != NULL else 0)
             + ENTRIES_OF_A_STEP <= ENTRIES_IN_FLIGHT)
 
 

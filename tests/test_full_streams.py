@@ -1,0 +1,184 @@
+"""A stream takes so many entries, then CUDA holds whoever adds to it, and with him the copier's lock: neither a submit nor
+the worker ever fills one, whatever their copies wait for."""
+
+import time
+
+import pytest
+
+import strata_copy as sc
+from fixtures import SYNCED, Memory, after_copy, differences, two_devices
+from hooks import Hook
+from host_table import QUEUE_DEPTH, Gate, in_thread
+from strata_copy import host_runtime, runtime
+
+pytestmark = pytest.mark.host
+
+UPTO = (4,)
+WAYS = {  # a source's and a target's kind and device, and those of a copy that uses other lanes
+    "local": (("device", 0), ("device", 0), ("pinned", "device")),
+    "hook": (("device", 0), ("device", 0), ("pinned", "device")),
+    "out": (("device", 0), ("pinned", 0), ("device", "device")),
+    "in": (("pinned", 0), ("device", 0), ("device", "device")),
+    "ring": (("pinned", 0), ("pinned", 0), ("device", "device")),
+    "staged out": (("device", 0), ("pageable", 0), ("device", "device")),
+    "staged in": (("pageable", 0), ("device", 0), ("device", "device")),
+    "peer": (("device", 0), ("device", 1), ("device", "device")),
+    "relay": (("device", 0), ("device", 1), ("device", "device")),
+}
+
+
+def layout_of(parts, unit_bytes=64):
+    grows = sc.Growth.linear()
+    return sc.Layout([sc.Part(name="k", layer=i, unit_bytes=unit_bytes, growth=grows) for i in range(parts)])
+
+
+def memory(layout, tag, kind, device=0):
+    """Rows are apart, each layer's by more, so that no copies go as one."""
+    unit = layout.parts[0].unit_bytes
+
+    def apart(i, part):
+        return {"kind": kind, "device": device, "stride": unit + 64 * (i % 7)}
+
+    return Memory(layout, tag, apart, marks=UPTO)
+
+
+def lands(copier, source, target):
+    """Whether a copy ends while others are held up."""
+    ticket = copier.submit(source.state, target.state, upto=UPTO, after=SYNCED)
+    wanted, deadline = after_copy(source, target, UPTO), time.monotonic() + 20
+    while differences(target, wanted) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert differences(target, wanted) == []
+    return ticket
+
+
+def are_right(pairs, tickets):
+    for (a, b), ticket in zip(pairs, tickets, strict=True):
+        assert ticket is None or ticket.sync()
+        assert ticket is None or differences(b, after_copy(a, b, UPTO)) == []
+    assert host_runtime.fullest() < QUEUE_DEPTH
+
+
+@pytest.mark.parametrize("parts", [1, 100], ids=["short", "long"])
+@pytest.mark.parametrize("way", WAYS)
+def test_tickets_that_wait_for_long_hold_no_others_up(way, parts):
+    host_runtime.configure(devices=2, peers=[] if way == "relay" else None)
+    layout, many, hook = layout_of(parts), 240 if parts == 1 else 40, Hook()
+    from_, to, other = WAYS[way]
+    how = hook.how if way == "hook" else {}
+    stream = runtime.stream_create()
+    pairs = [(memory(layout, n, *from_), memory(layout, n + 1, *to)) for n in range(1, many, 2)]
+    others = [(memory(layout, n, other[0]), memory(layout, n + 1, other[1])) for n in (501, 503)]
+    with sc.Copier(two_devices(), tickets=256, layer_events=256) as copier:
+        plans = [copier.plan(a.state, b.state) for a, b in pairs]
+        gate = Gate(stream)
+        try:
+            tickets = in_thread(lambda: [plan.submit(UPTO, after=sc.Stream(stream), **how) for plan in plans])()
+            last = [lands(copier, *pair) for pair in others]
+            assert sum(ticket is not None for ticket in tickets) >= 16
+        finally:
+            gate.open()
+        are_right(pairs + others, tickets + last)
+    assert hook.errors == []
+
+
+@pytest.mark.parametrize("feed", [None, False])
+def test_a_place_behind_many_tickets_fills_no_stream(feed):
+    """Each of the later ones waits for every reader of its target."""
+    host_runtime.configure(devices=1)
+    layout, stream = layout_of(1), runtime.stream_create()
+    middle = memory(layout, 1, "device")
+    readers = [memory(layout, n, "device") for n in range(2, 42)]
+    writers = [memory(layout, n, "device") for n in range(50, 90)]
+    with sc.Copier(tickets=128) as copier:
+        reads = [copier.plan(middle.state, one.state) for one in readers]
+        writes = [copier.plan(one.state, middle.state) for one in writers]
+        gate = Gate(stream)
+        try:
+            tickets = in_thread(
+                lambda: [plan.submit(UPTO, after=sc.Stream(stream), feed=feed) for plan in reads + writes]
+            )()
+            lands(copier, memory(layout, 101, "pinned"), memory(layout, 102, "device"))
+        finally:
+            gate.open()
+        for ticket in tickets:
+            assert ticket is None or ticket.sync()
+    written = [one for one, ticket in zip(writers, tickets[40:], strict=True) if ticket is not None]
+    assert written
+    assert differences(middle, after_copy(written[-1], middle, UPTO)) == []
+    assert host_runtime.fullest() < QUEUE_DEPTH
+
+
+def test_places_in_line_without_bytes_fill_no_stream():
+    """Their waits are on the stream that tells the end."""
+    host_runtime.configure(devices=1)
+    layout = layout_of(1)
+    streams = [runtime.stream_create() for _ in range(32)]
+    pairs = [(memory(layout, n, "device"), memory(layout, n + 1, "device")) for n in range(1, 129, 2)]
+    with sc.Copier(tickets=128) as copier:
+        plans = [copier.plan(a.state, b.state) for a, b in pairs]
+        gate = Gate(streams[-1])
+        try:
+            tickets = in_thread(
+                lambda: [plan.submit((0,), after=[sc.Stream(stream) for stream in streams]) for plan in plans]
+            )()
+            lands(copier, memory(layout, 201, "pinned"), memory(layout, 202, "device"))
+        finally:
+            gate.open()
+        for ticket in tickets:
+            assert ticket is None or ticket.sync()
+    assert host_runtime.fullest() < QUEUE_DEPTH
+
+
+def test_refused_submits_leave_no_room_taken():
+    """What they have on lanes waits, and nothing ends that is behind it."""
+    host_runtime.configure(devices=1)
+    layout, stream = layout_of(1), runtime.stream_create()
+    source, target = memory(layout, 1, "device"), memory(layout, 2, "pinned")
+    waits = [sc.Stream(stream)] * 31
+    with sc.Copier(tickets=8) as copier:
+        plan = copier.plan(source.state, target.state)
+        first = plan.submit(UPTO, after=SYNCED)
+        assert first.sync()
+        for _ in range(60):
+            host_runtime.fail("cudaStreamWaitEvent", 31, 1)
+            with pytest.raises(sc.Refused):
+                plan.submit(UPTO, after=waits, begin=(0,))
+            host_runtime.clear_faults()
+        assert plan.submit(UPTO, after=SYNCED, begin=(0,), feed=False).sync()
+        assert plan.submit(UPTO, after=SYNCED, begin=(0,), feed=True).sync()
+
+
+def test_what_a_dead_devices_tickets_have_on_other_devices_holds_nobody_up():
+    """They end with their device; what they had on the lanes of the other one comes off with them."""
+    host_runtime.configure(devices=2)
+    layout, stream = layout_of(100), runtime.stream_create()
+
+    def halves(tag, kind):
+        return Memory(layout, tag, lambda i, part: {"kind": kind, "device": i % 2, "stride": 64 + 64 * (i % 7)}, marks=UPTO)
+
+    pairs = [(halves(n, "device"), halves(n + 1, "pinned")) for n in range(1, 41, 2)]
+    x, y = memory(layout, 101, "pinned", 1), memory(layout, 102, "device", 1)
+    c, d = memory(layout, 103, "device"), memory(layout, 104, "pinned")
+    copier = sc.Copier(two_devices(), tickets=64)
+    plans = [copier.plan(a.state, b.state) for a, b in pairs]
+    last = copier.plan(x.state, y.state)
+    gate = Gate(stream)
+    try:
+        tickets = in_thread(lambda: [plan.submit(UPTO, after=sc.Stream(stream), feed=False) for plan in plans])()
+        for function, nth in (("cudaMemcpyAsync", 3), ("cudaMemcpy2DAsync", 3), ("cudaStreamSynchronize", 1)):
+            host_runtime.fail(function, nth, 1, forever=nth == 1)  # nobody can wait for its streams
+        with pytest.raises(sc.Poisoned):
+            last.submit(UPTO, after=SYNCED)
+        host_runtime.clear_faults()
+        assert any(tickets) and not all(tickets)  # as many as there is room for
+        for ticket in filter(None, tickets):
+            with pytest.raises(sc.Poisoned):
+                ticket.sync(timeout=20)
+    finally:
+        gate.open()
+    ticket = copier.submit(c.state, d.state, upto=UPTO, after=SYNCED, feed=True)
+    assert ticket.sync(timeout=20)
+    assert differences(d, after_copy(c, d, UPTO)) == []
+    with pytest.raises(sc.Poisoned):
+        copier.close()
