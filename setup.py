@@ -87,6 +87,7 @@ ROOMS = [
     "pool",
     "latch",
     "held",
+    "flight",
     "at_exit",
     "face_state",
     "face_image",

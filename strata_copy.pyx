@@ -23,6 +23,7 @@ from strata_copy.face_image cimport Image
 from strata_copy.face_plan cimport Plan, plan_data
 from strata_copy.face_state cimport State, check_era, state_data
 from strata_copy.face_ticket cimport Ticket, new_ticket
+from strata_copy.flight cimport wait_for_flight
 from strata_copy.held cimport hold, let_go_of_ended, take_held
 from strata_copy.hooks cimport in_hook, of_hook
 from strata_copy.images cimport image_blob as set_blob, image_publish as show_image, image_reserve as make_room
@@ -157,7 +158,8 @@ cdef class Copier:
         return self.data == NULL or self.data != the_copier()
 
     def close(self):
-        """Waits for the tickets in flight, then gives everything back. Tickets keep what they last knew. Closing twice is allowed.
+        """Waits for the tickets in flight, then gives everything back. Tickets keep what they last knew. Closing twice is allowed. What a
+        signal handler raises meanwhile (Ctrl-C) ends the waiting, and the copier stays open.
 
         In a signal handler or a finalizer that has interrupted a close it returns at once: that close goes on."""
         cdef Error error
@@ -171,6 +173,7 @@ cdef class Copier:
         latch_take("closed")
         try:
             if not self.closed:
+                wait_for_flight(self.data)
                 close_on_thread(self.data, self._ended)
         finally:
             latch_give()

@@ -13,6 +13,7 @@ from strata_copy import host_runtime, runtime
 
 pytestmark = pytest.mark.host
 
+INVALID_VALUE = 1
 UPTO = (4,)
 WAYS = {  # a source's and a target's kind and device, and those of a copy that uses other lanes
     "local": (("device", 0), ("device", 0), ("pinned", "device")),
@@ -82,6 +83,25 @@ def test_tickets_that_wait_for_long_hold_no_others_up(way, parts):
     assert hook.errors == []
 
 
+def test_what_hooks_add_to_their_stream_fills_it_not():
+    """It is shared by the hooks of all tickets: each may add four entries for each layer."""
+    host_runtime.configure(devices=1)
+    layout, stream, event = layout_of(16), runtime.stream_create(), runtime.event_create()
+    hook = Hook(lambda layer, device, on: [runtime.event_record(event, on) for _ in range(4)] and None)
+    pairs = [(memory(layout, n, "device"), memory(layout, n + 1, "device")) for n in range(1, 61, 2)]
+    other = (memory(layout, 101, "pinned"), memory(layout, 102, "device"))
+    with sc.Copier(tickets=64) as copier:
+        plans = [copier.plan(a.state, b.state) for a, b in pairs]
+        gate = Gate(stream)
+        try:
+            tickets = in_thread(lambda: [plan.submit(UPTO, after=sc.Stream(stream), **hook.how) for plan in plans])()
+            last = lands(copier, *other)
+        finally:
+            gate.open()
+        are_right([*pairs, other], [*tickets, last])
+    assert hook.errors == []
+
+
 @pytest.mark.parametrize("feed", [None, False])
 def test_a_place_behind_many_tickets_fills_no_stream(feed):
     """Each of the later ones waits for every reader of its target."""
@@ -130,23 +150,29 @@ def test_places_in_line_without_bytes_fill_no_stream():
     assert host_runtime.fullest() < QUEUE_DEPTH
 
 
-def test_refused_submits_leave_no_room_taken():
-    """What they have on lanes waits, and nothing ends that is behind it."""
+def test_what_refused_submits_have_on_lanes_holds_nobody_up():
+    """It waits there, and no ticket ends behind it."""
     host_runtime.configure(devices=1)
     layout, stream = layout_of(1), runtime.stream_create()
-    source, target = memory(layout, 1, "device"), memory(layout, 2, "pinned")
-    waits = [sc.Stream(stream)] * 31
+    pairs = [(memory(layout, n, "device"), memory(layout, n + 1, "pinned")) for n in (1, 3, 5)]
     with sc.Copier(tickets=8) as copier:
-        plan = copier.plan(source.state, target.state)
-        first = plan.submit(UPTO, after=SYNCED)
-        assert first.sync()
-        for _ in range(60):
-            host_runtime.fail("cudaStreamWaitEvent", 31, 1)
-            with pytest.raises(sc.Refused):
-                plan.submit(UPTO, after=waits, begin=(0,))
-            host_runtime.clear_faults()
-        assert plan.submit(UPTO, after=SYNCED, begin=(0,), feed=False).sync()
-        assert plan.submit(UPTO, after=SYNCED, begin=(0,), feed=True).sync()
+        first, refused, last = (copier.plan(a.state, b.state) for a, b in pairs)
+        gate = Gate(stream)
+        try:
+            ticket = first.submit(UPTO, after=sc.Stream(stream))
+            for _ in range(25):
+                host_runtime.fail("cudaStreamWaitEvent", 31, INVALID_VALUE)
+                with pytest.raises(sc.Refused):
+                    refused.submit(UPTO, after=[sc.Stream(stream)] * 31)
+            fed = last.submit(UPTO, after=sc.Stream(stream), feed=True)
+        finally:
+            gate.open()
+        assert ticket.sync(timeout=20)
+        assert fed.sync(timeout=20)
+    for number in (0, 2):
+        a, b = pairs[number]
+        assert differences(b, after_copy(a, b, UPTO)) == []
+    assert host_runtime.fullest() < QUEUE_DEPTH
 
 
 def test_what_a_dead_devices_tickets_have_on_other_devices_holds_nobody_up():
@@ -167,7 +193,7 @@ def test_what_a_dead_devices_tickets_have_on_other_devices_holds_nobody_up():
     try:
         tickets = in_thread(lambda: [plan.submit(UPTO, after=sc.Stream(stream), feed=False) for plan in plans])()
         for function, nth in (("cudaMemcpyAsync", 3), ("cudaMemcpy2DAsync", 3), ("cudaStreamSynchronize", 1)):
-            host_runtime.fail(function, nth, 1, forever=nth == 1)  # nobody can wait for its streams
+            host_runtime.fail(function, nth, INVALID_VALUE, forever=nth == 1)  # nobody can wait for its streams
         with pytest.raises(sc.Poisoned):
             last.submit(UPTO, after=SYNCED)
         host_runtime.clear_faults()

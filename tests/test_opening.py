@@ -287,31 +287,71 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.host
-def test_an_interrupt_while_closing_is_raised_once_all_is_closed(memory, interruptible):
-    layout = small_layout()
-    source, target = memory(layout, 1), memory(layout, 2)
-    writer, before = runtime.stream_create(), host_runtime.live()
-    gate = Gate(writer)
-    copier = sc.Copier(tickets=2, layer_events=24)
-    ticket = copier.submit(source.state, target.state, upto=9, after=sc.Stream(writer))
+def interrupted(wait, after):
+    """KeyboardInterrupt in this thread, as by Ctrl-C, while it is in `wait`, which begins `after` it was asked for."""
     here = threading.get_ident()
 
     def interrupt():
-        time.sleep(0.1)
-        signal.pthread_kill(here, signal.SIGINT)  # as Ctrl-C does: it ends a wait of this thread
-        time.sleep(0.1)
-        gate.open()
+        after()
+        signal.pthread_kill(here, signal.SIGINT)
 
     interrupting = threading.Thread(target=interrupt)
     interrupting.start()
     with pytest.raises(KeyboardInterrupt):
-        copier.close()
+        wait()
+        time.sleep(10)  # where it ended before
     interrupting.join()
+
+
+@pytest.mark.host
+def test_a_close_that_waits_for_copies_can_be_interrupted_and_the_copier_stays_open(memory, interruptible):
+    layout = small_layout()
+    a, b, c, d = (memory(layout, n) for n in (1, 2, 3, 4))
+    writer = runtime.stream_create()
+    gate = Gate(writer)
+    with sc.Copier(tickets=2, layer_events=24) as copier:
+        held = copier.submit(a.state, b.state, upto=9, after=sc.Stream(writer))
+        interrupted(copier.close, lambda: time.sleep(0.1))
+        assert not copier.closed
+        gate.open()
+        other = copier.submit(c.state, d.state, upto=9, after=SYNCED)
+    assert held.sync() and other.sync()
+    assert differences(b, after_copy(a, b, 9)) == [] == differences(d, after_copy(c, d, 9))
+
+
+@pytest.mark.host
+def test_a_submit_while_a_close_waits_is_refused(memory):
+    layout = small_layout()
+    a, b, c, d = (memory(layout, n) for n in (1, 2, 3, 4))
+    writer = runtime.stream_create()
+    gate = Gate(writer)
+    copier = sc.Copier(tickets=2, layer_events=24)
+    plan = copier.plan(c.state, d.state)
+    held = copier.submit(a.state, b.state, upto=9, after=sc.Stream(writer))
+    closing = threading.Thread(target=copier.close)
+    closing.start()
+    time.sleep(0.1)
+    with pytest.raises(sc.Refused) as refused:
+        plan.submit(9, after=SYNCED)
+    gate.open()
+    closing.join()
+    assert refused.value.reason == "closed"
+    assert held.sync()
+
+
+@pytest.mark.host
+def test_an_interrupt_while_all_is_given_back_is_raised_once_it_is(interruptible):
+    before = host_runtime.live()
+    copier = sc.Copier(tickets=64, layer_events=1024)
+    destroyed = host_runtime.calls()["cudaEventDestroy"]
+
+    def in_the_midst():
+        while host_runtime.calls()["cudaEventDestroy"] == destroyed:
+            time.sleep(0.0001)
+
+    interrupted(copier.close, in_the_midst)
     assert copier.closed
-    assert ticket.sync()
     assert host_runtime.live() == before
-    assert differences(target, after_copy(source, target, 9)) == []
     sc.Copier(tickets=2, layer_events=24).close()
 
 

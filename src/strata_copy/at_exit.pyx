@@ -1,19 +1,16 @@
 """What is in flight as the interpreter ends. Declared in at_exit.pxd."""
 
 import atexit
-import time
 import warnings
 
-from cpython.exc cimport PyErr_CheckSignals
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t
 
 from strata_copy.copier cimport the_copier
+from strata_copy.flight cimport let_no_more_in, wait_while_it_lands
 from strata_copy.held cimport take_held
 from strata_copy.lanes cimport CopierData
 from strata_copy.latch cimport latch_give, latch_take_within
-from strata_copy.news cimport nap, ran_something
-from strata_copy.opening cimport in_flight, let_no_more_in
-from strata_copy.worker_thread cimport LOOK_NS, thread_dismiss
+from strata_copy.worker_thread cimport thread_dismiss
 
 from strata_copy import arena, host_runtime  # no-cython-lint: what they do at the end comes behind this, as they register before it
 
@@ -52,23 +49,6 @@ cdef int32_t end_flight() except? -1:
     latch_give()
     if copier == NULL:
         return 0
-    flying = wait_for_all(copier)
+    flying = wait_while_it_lands(copier, PATIENCE)
     thread_dismiss()
     return flying
-
-
-cdef int32_t wait_for_all(CopierData *copier) except? -1:
-    """Until none is left, or nothing more lands."""
-    cdef int64_t landed = 0
-    cdef int32_t flying
-    seen, since = None, time.monotonic()
-    while True:
-        with nogil:
-            flying = in_flight(copier, &landed)
-            if flying != 0 and not ran_something():
-                nap(LOOK_NS)
-        if flying >= 0 and (flying, landed) != seen:
-            seen, since = (flying, landed), time.monotonic()
-        if flying == 0 or time.monotonic() - since > PATIENCE:
-            return flying
-        PyErr_CheckSignals()

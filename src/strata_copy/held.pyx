@@ -3,9 +3,9 @@
 import gc
 
 from strata_copy.copier cimport the_copier
+from strata_copy.flight cimport flies
 from strata_copy.lanes cimport CopierData
 from strata_copy.latch cimport latch_give, latch_take
-from strata_copy.opening cimport flies
 
 
 # By a ticket's value. As a C variable it stays where it is when modules are taken apart.

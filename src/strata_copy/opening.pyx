@@ -1,18 +1,17 @@
 """Opening, linking and closing a copier, each on a thread of its own: they change the current device."""
 
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t
 from libc.stdio cimport snprintf
 from libc.string cimport strlen
 
-from strata_copy.abi cimport AGAIN, FAILED, OK, POISONED, REFUSED, Error
-from strata_copy.atomics cimport load_i32, load_i64, store_i32
+from strata_copy.abi cimport FAILED, OK, POISONED, REFUSED, Error
+from strata_copy.atomics cimport load_i32, store_i32
 from strata_copy.copier cimport copier_close, copier_link, copier_open, stand_on_device
 from strata_copy.cudart cimport Guard, clear, cudaErrorInvalidDevice, guard_leave, rt, stand_on
-from strata_copy.endings cimport free_all, slot_status, sweep
-from strata_copy.lanes cimport CLOSING, Slot, device_drain, guard_to_close, poison_all
+from strata_copy.endings cimport free_all, sweep
+from strata_copy.lanes cimport CLOSING, device_drain, guard_to_close, poison_all
 from strata_copy.on_thread cimport OnThread
-from strata_copy.states cimport slot_of
-from strata_copy.system cimport pthread_mutex_lock, pthread_mutex_trylock, pthread_mutex_unlock
+from strata_copy.system cimport pthread_mutex_lock, pthread_mutex_unlock
 from strata_copy.worker cimport worker_close, worker_finish, worker_open
 
 
@@ -95,33 +94,6 @@ cdef void end_all(CopierData *copier) noexcept nogil:
     guard_leave(&guard, OK, &ignored)
     sweep(copier)
     pthread_mutex_unlock(&copier.lock)
-
-
-cdef void let_no_more_in(CopierData *copier) noexcept nogil:
-    store_i32(&copier.state, CLOSING)       # without the lock: CUDA may hold up a thread that has it
-
-
-cdef int32_t in_flight(CopierData *copier, int64_t *landed) noexcept nogil:
-    cdef int32_t i, n = 0
-    if pthread_mutex_trylock(&copier.lock) != 0:
-        return -1
-    sweep(copier)
-    landed[0] = 0
-    for i in range(copier.n_slots):
-        if copier.slots[i].ticket != 0 and slot_status(copier, &copier.slots[i]) == AGAIN:
-            landed[0] += load_i64(&copier.slots[i].landed)
-            n += 1
-    pthread_mutex_unlock(&copier.lock)
-    return n
-
-
-cdef bint flies(CopierData *copier, uint64_t ticket) noexcept nogil:
-    cdef Slot *slot = &copier.slots[slot_of(ticket)]
-    cdef bint in_flight
-    pthread_mutex_lock(&copier.lock)
-    in_flight = slot.ticket == ticket and slot_status(copier, slot) == AGAIN
-    pthread_mutex_unlock(&copier.lock)
-    return in_flight
 
 
 cdef void add_devices(Error *error) noexcept nogil:

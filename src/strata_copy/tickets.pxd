@@ -22,6 +22,8 @@ cdef int ticket_wait_done(Ticket ticket, void *stream, int64_t timeout_ns, Error
 cdef int ticket_poll(Ticket ticket, Progress *progress) noexcept nogil
 # As poll, but CUDA is asked (once in the copier's patience) for a ticket that is late.
 cdef int ticket_look(Ticket ticket) noexcept nogil
+# As sync does where nobody syncs: CUDA is asked, now and then, for every ticket whose word is not there.
+cdef void tickets_look(CopierData *copier) noexcept nogil
 cdef int tickets_finished(CopierData *copier, Ticket *out, int32_t n) noexcept nogil
 cdef int ticket_sync(Ticket ticket, int64_t timeout_ns, Error *error) noexcept nogil
 cdef void ticket_release(Ticket *ticket) noexcept nogil

@@ -104,6 +104,18 @@ cdef int ticket_look(Ticket ticket) noexcept nogil:
     return status
 
 
+cdef void tickets_look(CopierData *copier) noexcept nogil:
+    cdef Slot *slot
+    cdef Error error
+    cdef int32_t i
+    for i in range(copier.n_slots):
+        slot = &copier.slots[i]
+        clear(&error)
+        if add_i32(&slot.pins, 1) >= 0 and load_u64(&slot.ticket) != 0 and now() - max(slot.asked, slot.started) >= ASK_NS:
+            ask(copier, slot, &error)
+        unpin(slot)
+
+
 cdef int tickets_finished(CopierData *copier, Ticket *out, int32_t n) noexcept nogil:
     cdef Slot *slot
     cdef Ticket ticket

@@ -1,0 +1,1 @@
+"""A room behind the face: only C functions, declared in the .pxd beside it."""
