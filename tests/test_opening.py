@@ -288,8 +288,12 @@ def interruptible():
 
 
 def interrupted(wait, after):
-    """KeyboardInterrupt in this thread, as by Ctrl-C, while it is in `wait`, which begins `after` it was asked for."""
+    """KeyboardInterrupt in this thread, as by Ctrl-C, while it is in `wait`, once `after` has returned."""
     here = threading.get_ident()
+
+    def wait_and_go_on():
+        wait()
+        time.sleep(10)  # where it had ended before
 
     def interrupt():
         after()
@@ -298,8 +302,7 @@ def interrupted(wait, after):
     interrupting = threading.Thread(target=interrupt)
     interrupting.start()
     with pytest.raises(KeyboardInterrupt):
-        wait()
-        time.sleep(10)  # where it ended before
+        wait_and_go_on()
     interrupting.join()
 
 
@@ -315,8 +318,9 @@ def test_a_close_that_waits_for_copies_can_be_interrupted_and_the_copier_stays_o
         assert not copier.closed
         gate.open()
         other = copier.submit(c.state, d.state, upto=9, after=SYNCED)
-    assert held.sync() and other.sync()
-    assert differences(b, after_copy(a, b, 9)) == [] == differences(d, after_copy(c, d, 9))
+    assert [held.sync(), other.sync()] == [True, True]
+    assert differences(b, after_copy(a, b, 9)) == []
+    assert differences(d, after_copy(c, d, 9)) == []
 
 
 @pytest.mark.host

@@ -11,7 +11,6 @@ import strata_copy as sc
 from fixtures import (
     HOST,
     SYNCED,
-    Memory,
     after_copy,
     differences,
     needed_by,
@@ -20,7 +19,7 @@ from fixtures import (
     two_devices,
     untouched,
 )
-from host_table import Gate, in_thread
+from host_table import Gate
 from strata_copy import host_runtime, runtime
 
 LAYOUT = small_layout("k8v4")

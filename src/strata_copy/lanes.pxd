@@ -259,9 +259,11 @@ cdef int record(const DeviceLanes *device, cudaEvent_t event, cudaStream_t strea
                 Error *error) noexcept nogil
 cdef int wait_event(const DeviceLanes *device, cudaStream_t stream, cudaEvent_t event, Entries *entries, const Guard *guard,
                     Error *error) noexcept nogil
-cdef inline int lane_record(const DeviceLanes *device, const Lane *lane, cudaEvent_t event, const Guard *guard, Error *error) noexcept nogil:
+cdef inline int lane_record(const DeviceLanes *device, const Lane *lane, cudaEvent_t event, const Guard *guard,
+                            Error *error) noexcept nogil:
     return record(device, event, lane_stream(lane), lane.entries, guard, error)
-cdef inline int lane_wait(const DeviceLanes *device, const Lane *lane, cudaEvent_t event, const Guard *guard, Error *error) noexcept nogil:
+cdef inline int lane_wait(const DeviceLanes *device, const Lane *lane, cudaEvent_t event, const Guard *guard,
+                          Error *error) noexcept nogil:
     return wait_event(device, lane_stream(lane), event, lane.entries, guard, error)
 # Takes the lowest lane out of a set that is not empty.
 cdef int32_t next_lane(uint64_t *lanes) noexcept nogil

@@ -17,8 +17,8 @@ from strata_copy.endings cimport QUEUING, cut_short, give_up, sweep
 from strata_copy.helpers cimport helpers_close, helpers_copy, helpers_open
 from strata_copy.hooks cimport in_hook, of_hook
 from strata_copy.lanes cimport (
-    CLOSED, ENTRIES_IN_FLIGHT, LANES, PAUSE, STAGE_HOST, STAGE_IN, STAGE_OUT, STAGING, Budget, CopierData, DeviceLanes, Slot, SlotDevice, StageChunk,
-    device_index, guard_to_close, most_ends, most_pending, pending, poison_all, record, wait_event,
+    CLOSED, ENTRIES_IN_FLIGHT, LANES, PAUSE, STAGE_HOST, STAGE_IN, STAGE_OUT, STAGING, Budget, CopierData, DeviceLanes, Slot, SlotDevice,
+    StageChunk, device_index, guard_to_close, most_ends, most_pending, pending, poison_all, record, wait_event,
 )
 from strata_copy.layout cimport LayoutData
 from strata_copy.legs cimport LEAST_BESIDE, MAX_MARKERS, Leg, Window, leg_close, leg_look, leg_mark, leg_open, leg_size
