@@ -125,12 +125,13 @@ enum {
     STRATA_CALLER_SYNCED = 1, /* n_after == 0 is meant: source is written and target is unread already */
     STRATA_FEED = 2,          /* the worker queues it in windows, however short it is */
     STRATA_QUEUE_ALL = 4      /* the caller queues it whole, however long it is: AGAIN behind a ticket that the worker still queues, and
-                               * where its lanes hold much already */
+                               * where streams are in use that would be full with it */
 };
 
 /* Called once for each layer and device of the plan, in the order of the layers, by the thread that queues the layer (the caller of
  * submit, or the worker), with `device` current and without the GIL. It may only enqueue work on `stream`, which stands behind the
- * layer's bytes: wait_layer stands behind that work. Calls of this library from it are refused; a non-zero return fails the ticket. */
+ * layer's bytes: wait_layer stands behind that work. Four entries for each layer are reckoned with (docs/guarantees.md). Calls of
+ * this library from it are refused; a non-zero return fails the ticket. */
 typedef int (*strata_hook)(void *hook_arg, int32_t layer, int32_t device, void *stream);
 
 /* Everything is read before submit returns. Make one with strata_request_new and set what differs. */
@@ -168,7 +169,7 @@ typedef struct {
     uint32_t version, size;
     /* Checks everything on every device, then queues the copy on the calling thread, or has the worker queue it where it is long. OK:
      * *ticket names it (it is written before the first copy, so that another thread may wait for layers already). AGAIN: every ticket
-     * is in flight or not released, or 16 are being fed. Not OK: *ticket is 0, whose release does nothing. */
+     * is in flight or not released, or 16 are being fed, or as STRATA_QUEUE_ALL says. Not OK: *ticket is 0, whose release does nothing. */
     int (*submit)(strata_plan *, const strata_request *, strata_ticket *, strata_error *);
     /* OK: `stream` now depends on all bytes that `layer` needs. AGAIN: the layer was not queued within timeout_ns (< 0: for as long as
      * it takes, of all waits), and the stream waits for nothing. */

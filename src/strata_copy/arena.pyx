@@ -100,7 +100,8 @@ cdef class Arena:
 
     def close(self):
         """Ends the growth and gives everything back. Raises Refused while an image has memory of it, and where CUDA would not
-        unregister a piece, which is left mapped then. Closing twice is allowed; where another thread closes, this waits for it."""
+        unregister a piece, which is left mapped then. Where a copy between two devices hangs (`peers.hangs()`) no piece is unregistered,
+        nor is memory that was attached: it stays so, and that is no error. Closing twice is allowed; where another thread closes, this waits for it."""
         cdef ArenaData *data = made(self)
         cdef Error error
         cdef int status

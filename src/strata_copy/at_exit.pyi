@@ -1,3 +1,3 @@
-"""A room behind the face: only C functions, declared in the .pxd beside it."""
+"""A room behind the face: C functions, declared in the .pxd beside it."""
 
 PATIENCE: float

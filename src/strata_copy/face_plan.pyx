@@ -45,7 +45,7 @@ cdef class Plan:
     def submit(self, upto, *, after=None, begin=None, groups=None, src_bank=None, dst_bank=None, src_generation=0, dst_generation=0,
                priority=0, bytes_ahead=0, feed=None, hook=0, hook_arg=0):
         """Queues the copy and returns its Ticket, or None where no ticket is free, or where 16 are being fed or `feed=False` comes behind
-        one that is or to lanes that hold much (nothing happened then: try later). Where the target is an image it is given room for the
+        one that is or where streams would be full (nothing happened then: try later). Where the target is an image it is given room for the
         marks first; others of its pool are evicted for that only once nothing else is in the way.
 
         upto: the marks up to which rows move, one int for each of layout.marks. begin: the marks up to which the target has them

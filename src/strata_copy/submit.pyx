@@ -246,8 +246,8 @@ cdef int32_t new_relays(const Submission *s) noexcept nogil:
 
 
 cdef bint is_fed(const Submission *s) noexcept nogil:
-    """Whether the worker queues the ticket: where it is long, of low priority or shall keep its distance, where its lanes hold much
-    already, and behind a ticket that is not queued to its end."""
+    """Whether the worker queues the ticket: where it is long, of low priority or shall keep its distance, where it would fill a
+    stream, and behind a ticket that is not queued to its end."""
     if s.behind_fed or s.staged or s.request.flags & FEED:
         return True
     if s.request.flags & QUEUE_ALL:

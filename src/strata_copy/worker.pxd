@@ -2,7 +2,7 @@
 
 Who owns what: a fed ticket has a job, in a static table, with a copy of its request, and for each of its devices a leg (legs.pxd), the
 first of which has the gate event behind what the ticket waits for. Jobs and legs are used under the copier's lock. A step of the worker
-(`worker_step`) takes the lock for as long as it takes to queue a few chunks; it is taken by a thread of our own (worker_thread.pxd), by a
+(`worker_step`) holds the lock for as long as it takes to queue a few chunks; it is made by a thread of our own (worker_thread.pxd), by a
 caller whose ticket can begin at once, and by a runtime that decides itself when things run (table.h: adopt_worker). It never takes the GIL.
 """
 
