@@ -8,7 +8,7 @@ themselves, and ask first.
 cdef object latch_deed()
 # Raises RuntimeError where that is anything.
 cdef int latch_check() except -1
-cdef int latch_take(str deed) except -1
+cdef int latch_take(str what) except -1
 # False where it was not to be had within that time.
-cdef bint latch_take_within(double seconds, str deed) except -1
+cdef bint latch_take_within(double seconds, str what) except -1
 cdef int latch_give() except -1
