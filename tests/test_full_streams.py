@@ -83,6 +83,21 @@ def test_tickets_that_wait_for_long_hold_no_others_up(way, parts):
     assert hook.errors == []
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_ticket_of_more_than_a_stream_takes_goes_on_to_its_end(way):
+    """What has landed comes off again while the ticket is being fed."""
+    host_runtime.configure(devices=2, peers=[] if way == "relay" else None)
+    layout, hook = layout_of(700), Hook()
+    from_, to, _ = WAYS[way]
+    pair = memory(layout, 1, *from_), memory(layout, 2, *to)
+    with sc.Copier(two_devices(), tickets=1, layer_events=2048) as copier:
+        how = hook.how if way == "hook" else {}
+        ticket = copier.submit(pair[0].state, pair[1].state, upto=UPTO, after=SYNCED, feed=True, **how)
+        assert ticket.sync(timeout=60)
+    are_right([pair], [ticket])
+    assert hook.errors == []
+
+
 def test_what_hooks_add_to_their_stream_fills_it_not():
     """It is shared by the hooks of all tickets: each may add four entries for each layer."""
     host_runtime.configure(devices=1)
