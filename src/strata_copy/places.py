@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ class Place:
     """Where one state keeps one part.
 
     base: address for the device: an int, or anything with __cuda_array_interface__, __array_interface__ or data_ptr().
+    An array that says how long it is, as the first two do, must hold the whole place.
     units: capacity that may be touched. kind: "device", "pinned" or "pageable". device: of device memory; of host
     memory the device whose lanes carry it where both sides are host memory.
     stride: bytes from unit to unit, 0 for unit_bytes. rep_stride: bytes from run to run of a unit, 0 for units *
@@ -91,17 +93,34 @@ def address(thing: Any) -> int:
     does not fit."""
     if hasattr(thing, "__index__") and not hasattr(thing, "__array_interface__"):
         return whole("address", thing, 0, (1 << 64) - 1)
-    for interface in ("__cuda_array_interface__", "__array_interface__"):
-        if hasattr(thing, interface):
-            found = getattr(thing, interface)
-            if found.get("strides") is not None:
-                raise ValueError(f"{type(thing).__name__} is not contiguous; give its address and strides as numbers")
-            if found["data"][1]:
-                raise ValueError(f"{type(thing).__name__} is read-only")
-            return int(found["data"][0])
+    found = array_interface(thing)
+    if found is not None:
+        if found.get("strides") is not None:
+            raise ValueError(f"{type(thing).__name__} is not contiguous; give its address and strides as numbers")
+        if found["data"][1]:
+            raise ValueError(f"{type(thing).__name__} is read-only")
+        return int(found["data"][0])
     if hasattr(thing, "data_ptr"):
         return int(thing.data_ptr())
     raise TypeError(f"an address is an int or an array, not {type(thing).__name__}")
+
+
+def array_interface(thing: Any) -> dict[str, Any] | None:
+    """What an array says of its memory; None where it says nothing."""
+    for interface in ("__cuda_array_interface__", "__array_interface__"):
+        if hasattr(thing, interface):
+            return dict(getattr(thing, interface))
+    return None
+
+
+def array_bytes(thing: Any) -> int | None:
+    """The bytes of an array that says its shape and the size of its items; None for anything else."""
+    found = array_interface(thing) or {}
+    item = re.match(r"[<>=|]([a-zA-Z])(\d+)", str(found.get("typestr")))
+    if item is None or found.get("shape") is None:
+        return None
+    # Of NumPy's text the number is that of characters, of 4 bytes.
+    return int(math.prod(found["shape"])) * int(item[2]) * (4 if item[1] == "U" else 1)
 
 
 def handle(thing: Any) -> int:
