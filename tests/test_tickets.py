@@ -1,5 +1,6 @@
 """Tickets: what may be asked of them, how they end, and that nothing piles up."""
 
+import copy
 import gc
 import pickle
 import threading
@@ -211,6 +212,13 @@ def test_exceptions_from_real_calls_pickle(scene):
     assert type(again) is sc.Refused
     assert again.fields == refused.value.fields
     assert (again.reason, again.wanted, again.found, again.layer) == ("capacity", 1000, 25, 1)
+
+
+def test_there_is_one_value_for_a_caller_who_has_synchronized(scene):
+    """Whatever has carried it here."""
+    for again in (copy.copy(SYNCED), copy.deepcopy([SYNCED])[0], pickle.loads(pickle.dumps(SYNCED))):
+        assert again is SYNCED
+        assert scene.submit(after=again).sync()
 
 
 def test_plans_and_tickets_are_made_by_their_makers():

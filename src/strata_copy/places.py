@@ -62,6 +62,9 @@ class CallerSynced:
     def __repr__(self) -> str:
         return "CALLER_SYNCED"
 
+    def __reduce__(self) -> str:
+        return "CALLER_SYNCED"  # the one of this module: a copy would not be known as it
+
 
 # In the place of what a copy waits for: the source is written and the target is unread already.
 CALLER_SYNCED = CallerSynced()
