@@ -89,7 +89,7 @@ cdef class Copier:
             raise ValueError(f"devices {self.devices}; 1 to {MAX_DEVICES}, each once")
         tickets, layer_events = whole("tickets", tickets, 1, MAX_TICKETS), whole("layer_events", layer_events, 1, 1 << 16)
         opening.tickets, opening.layer_events, opening.n_devices = tickets, layer_events, len(self.devices)
-        opening.chunk, opening.patience = whole("chunk", chunk, 1, 1 << 40), nanoseconds(patience)
+        opening.chunk, opening.patience = whole("chunk", chunk, 1, 1 << 40), nanoseconds("patience", patience, "for never")
         if opening.patience < 0:
             opening.patience = INT64_MAX
         opening.window = whole("window", window, 1, 1 << 16)

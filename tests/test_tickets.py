@@ -3,10 +3,12 @@
 import copy
 import gc
 import pickle
+import re
 import threading
 import time
 import weakref
 
+import numpy as np
 import pytest
 
 import strata_copy as sc
@@ -61,18 +63,27 @@ def test_a_sync_that_may_not_wait_comes_back(held, scene):
     assert ticket.sync(timeout=0)
 
 
-@pytest.mark.parametrize("timeout", [float("nan"), 1 << 33])
-def test_a_timeout_without_meaning_is_refused(held, scene, timeout):
+@pytest.mark.parametrize(
+    ("timeout", "error"),
+    [(float("nan"), ValueError), (1 << 33, ValueError), (-1, ValueError), (-1e-9, ValueError), ("x", TypeError)],
+)
+def test_a_timeout_without_meaning_is_refused(held, scene, timeout, error):
+    """A -1 is what C means by None: here it is a slip, and so is what is left of a time that is over."""
     ticket = scene.submit(after=held.wait)
-    with pytest.raises(ValueError, match="timeout is"):
-        ticket.sync(timeout)
-    with pytest.raises(ValueError, match="timeout is"):
-        ticket.wait_layer(0, 99, timeout)
-    with pytest.raises(ValueError, match="timeout is"):
+    said = f"timeout is {re.escape(str(timeout) if error is ValueError else repr(timeout))}; .* for as long as it takes"
+    for call in (
+        ticket.sync,
+        lambda timeout: ticket.wait_layer(0, 99, timeout),
+        lambda timeout: ticket.wait_done(99, timeout),
+        lambda timeout: ticket.wait_source(99, timeout),
+    ):
+        with pytest.raises(error, match=said):
+            call(timeout)
+    with pytest.raises(error, match=r"patience is .* seconds.*, or None for never"):
         sc.Copier(patience=timeout)
     held.open()
     assert ticket.sync(timeout=float("inf"))
-    assert ticket.sync(timeout=-1)
+    assert ticket.sync(timeout=np.float32(0))
 
 
 def test_a_layer_that_the_layout_has_not_is_refused(held, scene):

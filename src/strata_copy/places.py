@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import operator
 import re
 from dataclasses import dataclass
@@ -81,14 +82,16 @@ def whole(name: str, value: Any, low: int, high: int) -> int:
     return number
 
 
-def nanoseconds(timeout: float | None) -> int:
-    """Seconds as a C timeout: -1, for as long as it takes, where `timeout` is None or infinite; what is below 0 is
-    over."""
-    if timeout is None or timeout == math.inf:
+def nanoseconds(name: str, seconds: float | None, none: str = "for as long as it takes") -> int:
+    """Seconds as a C timeout: -1 where `seconds` is None or infinite, which means `none`. Raises TypeError for what is
+    no number, ValueError below 0, for nan and above 136 years, both with the name."""
+    if seconds is None or seconds == math.inf:
         return -1
-    if not timeout < 1 << 32:
-        raise ValueError(f"timeout is {timeout}; seconds, or None for as long as it takes")
-    return int(max(timeout, 0) * 1e9)
+    if not isinstance(seconds, numbers.Real):
+        raise TypeError(f"{name} is {seconds!r}; a number of seconds is needed, or None {none}")
+    if not 0 <= seconds < 1 << 32:
+        raise ValueError(f"{name} is {seconds}; may be 0 to 2^32 seconds, or None {none}")
+    return int(seconds * 1e9)
 
 
 def address(thing: Any) -> int:
