@@ -144,7 +144,7 @@ def test_lanes_that_are_held_for_a_second_let_nobody_by(memory, fed):
     opening.join()
 
 
-@pytest.mark.parametrize("ahead", [1, 1024])
+@pytest.mark.parametrize("ahead", [1, 1023, 1024])
 def test_however_few_bytes_may_be_ahead_pieces_are_worth_a_call(memory, ahead):
     if HOST:
         host_runtime.configure(devices=2, seed=1)
