@@ -1,6 +1,7 @@
 """Tickets: what may be asked of them, how they end, and that nothing piles up."""
 
 import copy
+import functools
 import gc
 import pickle
 import re
@@ -84,6 +85,23 @@ def test_a_timeout_without_meaning_is_refused(held, scene, timeout, error):
     held.open()
     assert ticket.sync(timeout=float("inf"))
     assert ticket.sync(timeout=np.float32(0))
+
+
+@pytest.mark.parametrize("wait", ["wait_layer", "wait_done", "wait_source"])
+def test_a_stream_is_named_to_a_wait_as_to_a_submit(held, scene, wait):
+    stream = runtime.stream_create()
+    ticket = scene.submit(after=held.wait)
+    act = getattr(ticket, wait) if wait != "wait_layer" else functools.partial(ticket.wait_layer, 0)
+    with pytest.raises(TypeError, match="a stream or event is an int handle or an object that has one, not Event"):
+        act(sc.Event(stream))
+    with pytest.raises(sc.Refused, match="stream"):
+        act(sc.Stream(0))
+    assert act(sc.Stream(stream), timeout=None)
+    assert not runtime.stream_query(stream)
+    held.open()
+    assert ticket.sync()
+    runtime.stream_synchronize(stream)
+    runtime.stream_destroy(stream)
 
 
 def test_a_layer_that_the_layout_has_not_is_refused(held, scene):

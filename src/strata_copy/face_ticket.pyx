@@ -14,7 +14,7 @@ from strata_copy.tickets cimport (
 )
 from strata_copy.worker cimport ticket_cancel
 
-from strata_copy.places import handle, nanoseconds, whole
+from strata_copy.places import Stream, handle, nanoseconds, whole
 
 
 class Progress(NamedTuple):
@@ -32,7 +32,8 @@ cdef class Ticket:
     """One submitted copy. Made by Plan.submit and Copier.submit; it holds source and target until the copy has ended.
 
     Waits return True where the stream now depends on the bytes and False where they were not queued within `timeout` seconds (None: for
-    as long as it takes). They raise the copy's own exception where it did not end well.
+    as long as it takes). They raise the copy's own exception where it did not end well. A stream, of any device, is a handle, an object
+    that has one, or a Stream.
     """
 
     def __init__(self):
@@ -138,7 +139,7 @@ cdef class Ticket:
     def _wait(self, int32_t layer, stream, timeout):
         """layer -1: the whole copy."""
         cdef Error error
-        cdef void *stream_handle = <void *><size_t>handle(stream)
+        cdef void *stream_handle = <void *><size_t>handle(stream.handle if isinstance(stream, Stream) else stream)
         cdef int64_t ns = nanoseconds("timeout", timeout)
         cdef int status
         clear(&error)
