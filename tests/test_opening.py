@@ -130,6 +130,12 @@ def test_without_pinned_memory_nothing_opens():
     assert host_runtime.live() == before
 
 
+def test_no_view_is_made_of_bytes_at_address_0():
+    with pytest.raises(ValueError, match="8 bytes at address 0; the address of memory is needed"):
+        runtime.view(0, 8)
+    assert runtime.view(0, 0).size == 0
+
+
 def test_a_device_that_is_not_there_is_refused():
     with pytest.raises(sc.Refused) as refused:
         sc.Copier((0, 99))
