@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -227,6 +228,19 @@ def test_a_file_in_which_something_is_misspelt_is_no_layout(tmp_path, text, said
     file.write_text(text)
     with pytest.raises(ValueError, match=said):
         sc.Layout.load(file)
+
+
+def test_the_files_of_the_docs_are_layouts(tmp_path):
+    """The first one alone, and with the lines that are shown to go behind it."""
+    text = (Path(__file__).parents[1] / "docs" / "layouts.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```toml\n(.*?)```", text, re.S)
+    file = tmp_path / "model.toml"
+    names = []
+    for n in range(len(blocks)):
+        file.write_text("\n".join(blocks[: n + 1]))
+        layout = sc.Layout.load(file)
+        names.append(([part.name for part in layout.parts], [patch.source for patch in layout.patches]))
+    assert names == [(["k", "v"], []), (["k", "v", "spare"], ["spare"])]
 
 
 def test_a_file_says_the_same_as_the_code(tmp_path):

@@ -129,6 +129,17 @@ def test_what_is_pinned_stays(copier, memory, pool):
         del kept["a"]
 
 
+def test_what_is_pinned_may_be_discarded_but_not_deleted(copier, memory, pool):
+    kept, source = pool(1), memory(LAYOUT, 1)
+    image = park(copier, source, kept, "a")
+    kept.pin("a")
+    refused(lambda: kept.__delitem__("a"), "busy")
+    assert kept["a"].published
+    image.discard()
+    assert "a" not in kept
+    assert kept.evicted() == []
+
+
 def test_what_is_in_flight_stays(copier, memory, pool, held):
     kept, source, target = pool(2), memory(LAYOUT, 1), memory(LAYOUT, 2)
     for key in "ab":
