@@ -1,5 +1,6 @@
 """Layouts: growth against plain integers, identity, the encoding, and what is refused."""
 
+import copy
 import dataclasses
 import json
 import pickle
@@ -188,6 +189,23 @@ def test_the_encoding_reads_back_as_the_same_layout(layout):
         layout.groups,
         layout.marks,
     )
+
+
+class Named(sc.Layout):
+    pass
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_survives_copying_and_pickling(layout):
+    assert copy.copy(layout) is layout  # it never changes
+    assert copy.deepcopy([layout])[0] is layout
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        again = pickle.loads(pickle.dumps(layout, protocol))
+        assert again == layout
+        assert (again.fingerprint, again.to_bytes()) == (layout.fingerprint, layout.to_bytes())
+    assert type(pickle.loads(pickle.dumps(Named([K])))) is Named
+    with pytest.raises(TypeError, match="__init__ did not run"):
+        pickle.dumps(sc.Layout.__new__(sc.Layout))
 
 
 def test_another_encoding_is_refused():
