@@ -234,6 +234,9 @@ cdef class Copier:
         of them has needed."""
         return tuple(self._links.values())
 
+    def __repr__(self):
+        return f"<Copier of devices {self.devices}, {'closed' if self.closed else 'open'}>"
+
     cdef int _link(self, const PlanData *plan) except -1:
         """The lanes or rings of the pairs that a new plan needs and no earlier one did."""
         cdef int32_t i, source, target

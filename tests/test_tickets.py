@@ -250,6 +250,31 @@ def test_there_is_one_value_for_a_caller_who_has_synchronized(scene):
         assert scene.submit(after=again).sync()
 
 
+def test_what_is_printed_of_a_copy_says_how_it_is(held, scene, second_device):
+    source, target = scene.source.state, scene.target.state
+    plan = scene.copier.plan(source, target)
+    assert repr(plan) == f"<Plan from State {source.address:#x} to State {target.address:#x}: out on device 0>"
+    ticket = plan.submit(9, after=held.wait)
+    total = scene.source.layout.bytes_at(9)
+    said = f"<Ticket {ticket.value:#x}: {total} bytes, "
+    assert repr(ticket) == f"{said}in flight>"
+    assert repr(scene.copier) == "<Copier of devices (0,), open>"
+    held.open()
+    assert ticket.sync()
+    assert repr(ticket) == f"{said}done>"
+    scene.copier.close()
+    assert repr(scene.copier) == "<Copier of devices (0,), closed>"
+
+
+def test_what_is_printed_of_a_plan_names_each_source_once(memory, copier):
+    layout = small_layout(draft=True)
+    main, draft, slot = (memory(layout, n).state for n in (1, 2, 3))
+    said = f"to State {slot.address:#x}: local on device 0>"
+    assert repr(copier.plan(main, slot)) == f"<Plan from State {main.address:#x} {said}"
+    of_two = copier.plan({"main": main, "draft": draft}, slot)
+    assert repr(of_two) == f"<Plan from State {main.address:#x} and State {draft.address:#x} {said}"
+
+
 def test_plans_and_tickets_are_made_by_their_makers():
     for made in (sc.Plan, sc.Ticket):
         with pytest.raises(TypeError, match="are made by"):
@@ -262,6 +287,7 @@ PLAN_CALLS = {
     "routes": lambda plan: plan.routes(),
     "submit": lambda plan: plan.submit(9, after=SYNCED),
     "extents": lambda plan: plan.extents(9),
+    "repr": repr,
 }
 TICKET_CALLS = {
     "wait_layer": lambda ticket: ticket.wait_layer(0, 0x1234),

@@ -311,6 +311,7 @@ def test_a_copy_is_cancelled_at_every_chunk(memory, route):
             assert f"of {ticket.bytes} bytes" in str(cancelled.value)
             places.add(cancelled.value.found)
             assert not b.state.valid
+            assert repr(ticket).endswith(" bytes, cancelled>")
             assert untouched(a)
             whole = after_copy(a, b, UPTO)
             changed = sum(int((now != old).sum()) for now, old in zip(b.bytes(), b.pattern(), strict=True))

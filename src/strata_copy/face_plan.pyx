@@ -111,6 +111,11 @@ cdef class Plan:
             free(units)
         return found
 
+    def __repr__(self):
+        routes = ", ".join(f"{route} on device {device}" for route, device in sorted(self.routes()))
+        sources = " and ".join(dict.fromkeys(f"{type(state).__name__} {state.address:#x}" for state in self.sources.values()))
+        return f"<Plan from {sources} to {type(self.target).__name__} {self.target.address:#x}: {routes}>"
+
 
 cdef PlanData *plan_data(Plan plan) except NULL:
     if plan is None or plan.data == NULL:

@@ -133,7 +133,7 @@ cdef class Ticket:
 
     def __repr__(self):
         progress = self._look()
-        how = "in flight" if self.status == AGAIN else "done" if self.status == OK else type(self.failure).__name__
+        how = "in flight" if self.status == AGAIN else "done" if self.status == OK else type(self.failure).__name__.lower()
         return f"<Ticket {self.value:#x}: {progress.bytes_total} bytes, {how}>"
 
     def _wait(self, int32_t layer, stream, timeout):
