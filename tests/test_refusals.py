@@ -10,7 +10,7 @@ import pytest
 import host_table
 import strata_copy as sc
 from fixtures import SCENE_LAYOUT as LAYOUT
-from fixtures import SYNCED, allocate, release, small_layout, untouched
+from fixtures import SYNCED, allocate, read, release, small_layout, untouched, write
 from strata_copy import runtime
 
 CASES = {}
@@ -508,6 +508,40 @@ def test_an_array_that_is_shorter_than_its_place_is_refused(memory, shape, kind)
                 state(needed, host_base=array)
     finally:
         release(kind, base)
+
+
+class Tensor:
+    """As PyTorch's, which has an __index__ for the number in a tensor of one."""
+
+    def __init__(self, address):
+        self.data_ptr = lambda: address
+
+    def __index__(self):
+        raise TypeError("only integer tensors of a single element can be converted to an index")
+
+
+class DeviceTensor(DeviceArray, Tensor):
+    """As CuPy's: with an interface, and an __index__."""
+
+    __init__ = DeviceArray.__init__
+
+
+@pytest.mark.parametrize(
+    "base_of",
+    [int, np.uint64, np.int64, Tensor, lambda address: DeviceTensor(address, (256,))],
+    ids=["int", "uint64", "int64", "tensor", "device tensor"],
+)
+def test_what_has_an_address_is_used_by_it(memory, copier, base_of):
+    layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=256, growth=sc.Growth.state())])
+    target = memory(layout, 2)
+    address = allocate("device", 0, 256)
+    write(address, values := np.arange(256).astype(np.uint8))
+    try:
+        source = sc.State(layout, [sc.Place(base=base_of(address))])
+        assert copier.submit(source, target.state, upto=9, after=SYNCED).sync()
+        assert (read(target.places[0].base, 256) == values).all()
+    finally:
+        release("device", address)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def nanoseconds(name: str, seconds: float | None, none: str = "for as long as it
 def address(thing: Any) -> int:
     """The address behind an int, an array or a tensor. Raises TypeError for anything else, ValueError for one that
     does not fit."""
-    if hasattr(thing, "__index__") and not hasattr(thing, "__array_interface__"):
+    if isinstance(thing, numbers.Integral):
         return whole("address", thing, 0, (1 << 64) - 1)
     found = array_interface(thing)
     if found is not None:
@@ -108,11 +108,16 @@ def address(thing: Any) -> int:
         return int(found["data"][0])
     if hasattr(thing, "data_ptr"):
         return int(thing.data_ptr())
+    if hasattr(thing, "__index__"):  # last: tensors and arrays have it too, for the number that is in them
+        return whole("address", thing, 0, (1 << 64) - 1)
     raise TypeError(f"an address is an int or an array, not {type(thing).__name__}")
 
 
 def array_interface(thing: Any) -> dict[str, Any] | None:
-    """What an array says of its memory; None where it says nothing."""
+    """What an array says of its memory; None where it says nothing, and for a number of NumPy's, whose own memory is
+    not meant."""
+    if isinstance(thing, numbers.Integral):
+        return None
     for interface in ("__cuda_array_interface__", "__array_interface__"):
         if hasattr(thing, interface):
             return dict(getattr(thing, interface))
