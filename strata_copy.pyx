@@ -89,7 +89,7 @@ cdef class Copier:
             raise ValueError(f"devices {self.devices}; 1 to {MAX_DEVICES}, each once")
         tickets, layer_events = whole("tickets", tickets, 1, MAX_TICKETS), whole("layer_events", layer_events, 1, 1 << 16)
         opening.tickets, opening.layer_events, opening.n_devices = tickets, layer_events, len(self.devices)
-        opening.chunk, opening.patience = whole("chunk", chunk, 1, 1 << 40), nanoseconds(patience)
+        opening.chunk, opening.patience = whole("chunk", chunk, 1, 1 << 40), nanoseconds("patience", patience, "for never")
         if opening.patience < 0:
             opening.patience = INT64_MAX
         opening.window = whole("window", window, 1, 1 << 16)
@@ -235,6 +235,9 @@ cdef class Copier:
         """How plans of this copier lead from device to device: a tuple of strata_copy.peers.PeerLink, one for each ordered pair that one
         of them has needed."""
         return tuple(self._links.values())
+
+    def __repr__(self):
+        return f"<Copier of devices {self.devices}, {'closed' if self.closed else 'open'}>"
 
     cdef int _link(self, const PlanData *plan) except -1:
         """The lanes or rings of the pairs that a new plan needs and no earlier one did."""

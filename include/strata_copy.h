@@ -146,7 +146,7 @@ typedef struct {
     const strata_wait *after;
     uint64_t src_generation, dst_generation; /* 0: any; else the state must still have it */
     int32_t priority, reserved2;           /* 0, or -1: copies of priority 0 overtake it at the next chunk */
-    int64_t bytes_ahead;                   /* that may be queued and not landed on a device, at least 1024; 0: the copier's window */
+    int64_t bytes_ahead;                   /* queued and not landed on a device, at most; below 1024 counts as 1024; 0: the copier's window */
     void *user;
     strata_hook hook;
     void *hook_arg;

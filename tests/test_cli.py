@@ -71,6 +71,7 @@ def test_info_chooses_a_runtime_and_says_why():
         assert found["why"] == "there is a GPU"
     else:
         assert "CUDA is not to be had" in found["why"]
+        assert "without a GPU" not in found["why"]  # it goes on by itself
 
 
 @pytest.mark.parametrize("command", ["info", "demo"])
@@ -79,6 +80,7 @@ def test_a_forced_cuda_that_is_not_there_ends_with_the_reason(command):
     done = strata_copy(command, STRATA_COPY_RUNTIME="cuda", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1
     assert done.stderr.startswith("Error: ")
+    assert done.stderr.endswith("; without a GPU: STRATA_COPY_RUNTIME=host, or runtime.open('host')\n")
     assert "no NVIDIA driver" in done.stderr or "no GPU" in done.stderr or "cudaGetDeviceCount failed" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""

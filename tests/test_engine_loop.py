@@ -462,6 +462,29 @@ def test_a_wrong_byte_of_each_copy_ends_the_program_with_1(program, monkeypatch)
         assert [row[-1] for row in rows[:wrong]] == ["yes"] * wrong
 
 
+@pytest.mark.host
+@pytest.mark.parametrize("function", ["cudaMalloc", "cudaStreamCreateWithFlags", "cudaEventCreateWithFlags"])
+def test_a_call_that_fails_ends_the_program_with_a_line(program, monkeypatch, function):
+    # A new start of the host runtime would end the fault.
+    monkeypatch.setattr(program.module.runtime, "open", lambda *_, **how: how or "host")
+    host_runtime.fail(function, 1, 2)
+    done, _ = program()
+    assert done.exit_code == 1
+    assert f"{function}" in done.stderr
+    assert done.stderr.startswith("Error: ")
+    assert done.stderr.count("\n") == 1
+    assert type(done.exception) is SystemExit
+
+
+def test_the_program_says_how_to_go_on_without_a_gpu(program, monkeypatch):
+    def opened():
+        raise runtime.RuntimeUnavailable("no GPU")
+
+    monkeypatch.setattr(program.module.runtime, "open", opened)
+    done, _ = program()
+    assert (done.exit_code, done.stderr) == (1, "Error: RuntimeUnavailable: no GPU\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

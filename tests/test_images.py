@@ -252,6 +252,25 @@ def test_a_blob_is_the_bytes_of_what_it_was_set_to(copier, memory, arena, ids):
             image.blob = wrong
 
 
+def test_what_is_printed_of_an_image_says_what_may_be_read(copier, memory, arena, held):
+    layout = LAYOUTS["k8v4"]
+    source, image = memory(layout, 1), sc.Image(arena(), layout, chunk=16)
+
+    def said():
+        assert repr(image).startswith(f"<Image of {layout!r}, generation {image.generation}, {image.bytes:,} bytes, ")
+        return repr(image).rpartition(" bytes, ")[2]
+
+    assert said() == "not published>"
+    ticket = copier.submit(source.state, image, upto=(9, 5), after=held.wait)
+    assert said() == "not published, busy>"
+    held.open()
+    ticket.sync()
+    image.publish()
+    assert said() == "published up to 9/5>"
+    image.discard()
+    assert said() == "discarded>"
+
+
 def test_a_blob_goes_with_its_conversation(copier, memory, arena):
     """An empty one takes the place of another one, and a reset drops what was set and what was published."""
     layout = LAYOUTS["int8"]

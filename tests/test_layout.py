@@ -1,5 +1,6 @@
 """Layouts: growth against plain integers, identity, the encoding, and what is refused."""
 
+import copy
 import dataclasses
 import json
 import pickle
@@ -7,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -189,6 +191,23 @@ def test_the_encoding_reads_back_as_the_same_layout(layout):
     )
 
 
+class Named(sc.Layout):
+    pass
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_survives_copying_and_pickling(layout):
+    assert copy.copy(layout) is layout  # it never changes
+    assert copy.deepcopy([layout])[0] is layout
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        again = pickle.loads(pickle.dumps(layout, protocol))
+        assert again == layout
+        assert (again.fingerprint, again.to_bytes()) == (layout.fingerprint, layout.to_bytes())
+    assert type(pickle.loads(pickle.dumps(Named([K])))) is Named
+    with pytest.raises(TypeError, match="__init__ did not run"):
+        pickle.dumps(sc.Layout.__new__(sc.Layout))
+
+
 def test_another_encoding_is_refused():
     fields = json.loads(LAYOUTS[0].to_bytes())
     with pytest.raises(ValueError, match="layout encoding 99; this release reads 1"):
@@ -227,6 +246,19 @@ def test_a_file_in_which_something_is_misspelt_is_no_layout(tmp_path, text, said
     file.write_text(text)
     with pytest.raises(ValueError, match=said):
         sc.Layout.load(file)
+
+
+def test_the_files_of_the_docs_are_layouts(tmp_path):
+    """The first one alone, and with the lines that are shown to go behind it."""
+    text = (Path(__file__).parents[1] / "docs" / "layouts.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```toml\n(.*?)```", text, re.S)
+    file = tmp_path / "model.toml"
+    names = []
+    for n in range(len(blocks)):
+        file.write_text("\n".join(blocks[: n + 1]))
+        layout = sc.Layout.load(file)
+        names.append(([part.name for part in layout.parts], [patch.source for patch in layout.patches]))
+    assert names == [(["k", "v"], []), (["k", "v", "spare"], ["spare"])]
 
 
 def test_a_file_says_the_same_as_the_code(tmp_path):

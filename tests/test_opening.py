@@ -130,6 +130,31 @@ def test_without_pinned_memory_nothing_opens():
     assert host_runtime.live() == before
 
 
+@pytest.mark.parametrize("call", ["sc.Copier()", "runtime.malloc(8)", "runtime.open()"])
+@pytest.mark.parametrize("path", ["", "nowhere"])
+def test_without_cuda_it_is_said_how_to_go_on(call, path):
+    """No GPU is visible, or no library is to be found."""
+    code = f"""
+        import os
+        os.environ.update(STRATA_COPY_RUNTIME="", CUDA_VISIBLE_DEVICES="")
+        import strata_copy as sc
+        from strata_copy import cudart, runtime
+        if {path!r}:
+            cudart._candidates = lambda: [("a library", {path!r}, False)]
+        try:
+            {call}
+        except sc.RuntimeUnavailable as reason:
+            print(reason)
+        """
+    assert run_python(code).endswith("; without a GPU: STRATA_COPY_RUNTIME=host, or runtime.open('host')\n")
+
+
+def test_no_view_is_made_of_bytes_at_address_0():
+    with pytest.raises(ValueError, match="8 bytes at address 0; the address of memory is needed"):
+        runtime.view(0, 8)
+    assert runtime.view(0, 0).size == 0
+
+
 def test_a_device_that_is_not_there_is_refused():
     with pytest.raises(sc.Refused) as refused:
         sc.Copier((0, 99))

@@ -129,6 +129,17 @@ def test_what_is_pinned_stays(copier, memory, pool):
         del kept["a"]
 
 
+def test_what_is_pinned_may_be_discarded_but_not_deleted(copier, memory, pool):
+    kept, source = pool(1), memory(LAYOUT, 1)
+    image = park(copier, source, kept, "a")
+    kept.pin("a")
+    refused(lambda: kept.__delitem__("a"), "busy")
+    assert kept["a"].published
+    image.discard()
+    assert "a" not in kept
+    assert kept.evicted() == []
+
+
 def test_what_is_in_flight_stays(copier, memory, pool, held):
     kept, source, target = pool(2), memory(LAYOUT, 1), memory(LAYOUT, 2)
     for key in "ab":
@@ -338,12 +349,22 @@ def test_a_pool_whose_init_did_not_run_is_refused(call):
     assert "0 images" in repr(sc.Pool.__new__(sc.Pool))
 
 
-@pytest.mark.parametrize("key", ["", b"", "x" * 65, "ä" * 33, 7, None])
+@pytest.mark.parametrize("key", ["", b"", "x" * 65, "ä" * 33, "\udc80", 7, None])
 def test_keys_that_cannot_be_are_refused(pool, key):
+    """And are not there."""
     kept = pool(1)
-    for act in (kept.image, kept.__getitem__, kept.pin):
-        with pytest.raises(TypeError, match="key"):
+    for act in (kept.image, kept.__getitem__, kept.__delitem__, kept.pin, kept.unpin):
+        with pytest.raises(ValueError if isinstance(key, (str, bytes)) else TypeError, match=r"key|surrogates"):
             act(key)
+    assert key not in kept
+    assert kept.usage()["misses"] == 0
+
+
+def test_the_longest_key_is_found(pool):
+    kept = pool(1)
+    image = kept.image("ä" * 32)
+    assert kept["ä" * 32] is image
+    assert ("ä" * 32).encode() in kept
 
 
 def test_random_use_against_a_model(copier, memory, pool):

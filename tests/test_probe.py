@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import sys
 import types
 
@@ -85,6 +86,21 @@ def test_the_largest_rate_is_kept(ceilings):
 def test_another_way_is_refused(ceilings):
     with pytest.raises(ValueError, match="way is 'p2p'; may be d2d, h2d"):
         ceilings.measure("p2p")
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_devices_that_a_way_cannot_be_on_are_refused(ceilings, way):
+    """Before anything is taken; all that can be are named."""
+    there = runtime.device_count()
+    of_two = way.startswith("peer")
+    many = "two different ones" if of_two else "one or more, each once,"
+    for devices in ((), (there,), (0, there), (-1,), (0, 0), *([(0,), (0, 1, 0)] if of_two else [])):
+        said = f"{way} on devices {devices}; {many} are needed of those that this process sees: 0 to {there - 1}"
+        with pytest.raises(ValueError, match=re.escape(said)):
+            ceilings.measure(way, devices)
+        with pytest.raises(ValueError, match=re.escape(said)), ceilings.running(way, devices):
+            pass
+    assert ceilings.found == {}
 
 
 @pytest.mark.host

@@ -10,7 +10,7 @@ import pytest
 import host_table
 import strata_copy as sc
 from fixtures import SCENE_LAYOUT as LAYOUT
-from fixtures import SYNCED, allocate, small_layout, untouched
+from fixtures import SYNCED, allocate, read, release, small_layout, untouched, write
 from strata_copy import runtime
 
 CASES = {}
@@ -454,6 +454,121 @@ def memory_that_may_not_be_written(scene):
 @case(None, "part 'v' of layer 1: ndarray is not contiguous")
 def an_array_with_gaps(scene):
     with_place(scene, 1, "v", base=np.zeros((25, 2304), np.uint8)[:, ::2], kind="pageable")
+
+
+class DeviceArray:
+    """What a framework's array on a device says of itself."""
+
+    def __init__(self, address, shape, typestr="|u1"):
+        self.__cuda_array_interface__ = {
+            "data": (address, False), "shape": shape, "typestr": typestr, "strides": None, "version": 3,
+        }  # fmt: skip
+
+
+# A part of (unit_bytes, rep), its place, and what is said of an array that is a byte too short.
+SHORT_ARRAYS = {
+    "dense": ((256, 1), {"units": 64}, "64 units of 256 need 16,384"),
+    "strided": ((256, 1), {"units": 4, "stride": 512}, "4 units of 256, 512 apart, need 1,792"),
+    "runs": ((256, 3), {"units": 4}, "4 units of 256 in 3 runs need 3,072"),
+    "runs, strided": (
+        (256, 2), {"units": 4, "stride": 300, "rep_stride": 2000}, "4 units of 256, 300 apart, in 2 runs need 3,156",
+    ),
+    "banks": ((256, 1), {"units": 1, "banks": 3}, "1 units of 256 in 3 banks need 768"),
+    "banks, strided": ((256, 1), {"units": 1, "banks": 3, "bank_stride": 1000}, "1 units of 256 in 3 banks need 2,256"),
+    "ring": ((256, 1), {"units": 10, "ring": 8}, "10 units of 256 need 2,560"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["pageable", "pinned", "device"])
+@pytest.mark.parametrize("shape", SHORT_ARRAYS)
+def test_an_array_that_is_shorter_than_its_place_is_refused(memory, shape, kind):
+    """Also where the memory behind it is of the same kind; one that is just long enough is a place."""
+    (unit_bytes, rep), fields, said = SHORT_ARRAYS[shape]
+    growth = sc.Growth.linear() if "banks" not in fields else sc.Growth.state()
+    layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=unit_bytes, rep=rep, growth=growth)])
+    needed = int(said.split()[-1].replace(",", ""))
+    base = allocate(kind, 0, 1 << 16)
+
+    def state(size, **more):
+        if kind == "device":
+            array = DeviceArray(base, (size,))
+        else:
+            array = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(base))
+        return sc.State(layout, [sc.Place(**{"base": array, "kind": kind, **fields, **more})])
+
+    try:
+        state(needed)
+        state(1, base=base)  # an address says nothing of its length
+        text = f"part 'k' of layer 0: the array has {needed - 1:,} bytes, {said}"
+        with pytest.raises(ValueError, match=f"^{text}$"):
+            state(needed - 1)
+        if kind == "pinned":
+            array = np.zeros(needed - 1, np.uint8)
+            with pytest.raises(ValueError, match="part 'k' of layer 0: the array has"):
+                state(needed, host_base=array)
+    finally:
+        release(kind, base)
+
+
+class Tensor:
+    """As PyTorch's, which has an __index__ for the number in a tensor of one."""
+
+    def __init__(self, address):
+        self.data_ptr = lambda: address
+
+    def __index__(self):
+        raise TypeError("only integer tensors of a single element can be converted to an index")
+
+
+class DeviceTensor(DeviceArray, Tensor):
+    """As CuPy's: with an interface, and an __index__."""
+
+    __init__ = DeviceArray.__init__
+
+
+@pytest.mark.parametrize(
+    "base_of",
+    [int, np.uint64, np.int64, Tensor, lambda address: DeviceTensor(address, (256,))],
+    ids=["int", "uint64", "int64", "tensor", "device tensor"],
+)
+def test_what_has_an_address_is_used_by_it(memory, copier, base_of):
+    layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=256, growth=sc.Growth.state())])
+    target = memory(layout, 2)
+    address = allocate("device", 0, 256)
+    write(address, values := np.arange(256).astype(np.uint8))
+    try:
+        source = sc.State(layout, [sc.Place(base=base_of(address))])
+        assert copier.submit(source, target.state, upto=9, after=SYNCED).sync()
+        assert (read(target.places[0].base, 256) == values).all()
+    finally:
+        release("device", address)
+
+
+@pytest.mark.parametrize(
+    ("typestr", "shape", "fits"),
+    [
+        ("<f2", (4, 32), True),
+        ("<f2", (4, 31), False),
+        ("<U1", (64,), True),
+        ("<U1", (63,), False),
+        ("<M8[ns]", (32,), True),
+        ("|V256", (), True),
+        ("|V256", (0,), False),
+        ("?", (1,), True),  # not told
+    ],
+)
+def test_the_length_of_an_array_is_counted_in_its_own_items(typestr, shape, fits):
+    layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=256, growth=sc.Growth.state())])
+    base = allocate("device", 0, 256)
+    try:
+        place = sc.Place(base=DeviceArray(base, shape, typestr))
+        if fits:
+            sc.State(layout, [place])
+        else:
+            with pytest.raises(ValueError, match=r"the array has .* bytes, 1 units of 256 need 256"):
+                sc.State(layout, [place])
+    finally:
+        release("device", base)
 
 
 @case(None, "part 'v' of layer 1: an address is an int or an array, not str")

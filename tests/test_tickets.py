@@ -1,11 +1,15 @@
 """Tickets: what may be asked of them, how they end, and that nothing piles up."""
 
+import copy
+import functools
 import gc
 import pickle
+import re
 import threading
 import time
 import weakref
 
+import numpy as np
 import pytest
 
 import strata_copy as sc
@@ -60,18 +64,44 @@ def test_a_sync_that_may_not_wait_comes_back(held, scene):
     assert ticket.sync(timeout=0)
 
 
-@pytest.mark.parametrize("timeout", [float("nan"), 1 << 33])
-def test_a_timeout_without_meaning_is_refused(held, scene, timeout):
+@pytest.mark.parametrize(
+    ("timeout", "error"),
+    [(float("nan"), ValueError), (1 << 33, ValueError), (-1, ValueError), (-1e-9, ValueError), ("x", TypeError)],
+)
+def test_a_timeout_without_meaning_is_refused(held, scene, timeout, error):
+    """A -1 is what C means by None: here it is a slip, and so is what is left of a time that is over."""
     ticket = scene.submit(after=held.wait)
-    with pytest.raises(ValueError, match="timeout is"):
-        ticket.sync(timeout)
-    with pytest.raises(ValueError, match="timeout is"):
-        ticket.wait_layer(0, 99, timeout)
-    with pytest.raises(ValueError, match="timeout is"):
+    said = f"timeout is {re.escape(str(timeout) if error is ValueError else repr(timeout))}; .* for as long as it takes"
+    for call in (
+        ticket.sync,
+        lambda timeout: ticket.wait_layer(0, 99, timeout),
+        lambda timeout: ticket.wait_done(99, timeout),
+        lambda timeout: ticket.wait_source(99, timeout),
+    ):
+        with pytest.raises(error, match=said):
+            call(timeout)
+    with pytest.raises(error, match=r"patience is .* seconds.*, or None for never"):
         sc.Copier(patience=timeout)
     held.open()
     assert ticket.sync(timeout=float("inf"))
-    assert ticket.sync(timeout=-1)
+    assert ticket.sync(timeout=np.float32(0))
+
+
+@pytest.mark.parametrize("wait", ["wait_layer", "wait_done", "wait_source"])
+def test_a_stream_is_named_to_a_wait_as_to_a_submit(held, scene, wait):
+    stream = runtime.stream_create()
+    ticket = scene.submit(after=held.wait)
+    act = getattr(ticket, wait) if wait != "wait_layer" else functools.partial(ticket.wait_layer, 0)
+    with pytest.raises(TypeError, match="a stream or event is an int handle or an object that has one, not Event"):
+        act(sc.Event(stream))
+    with pytest.raises(sc.Refused, match="stream"):
+        act(sc.Stream(0))
+    assert act(sc.Stream(stream), timeout=None)
+    assert not runtime.stream_query(stream)
+    held.open()
+    assert ticket.sync()
+    runtime.stream_synchronize(stream)
+    runtime.stream_destroy(stream)
 
 
 def test_a_layer_that_the_layout_has_not_is_refused(held, scene):
@@ -213,6 +243,38 @@ def test_exceptions_from_real_calls_pickle(scene):
     assert (again.reason, again.wanted, again.found, again.layer) == ("capacity", 1000, 25, 1)
 
 
+def test_there_is_one_value_for_a_caller_who_has_synchronized(scene):
+    """Whatever has carried it here."""
+    for again in (copy.copy(SYNCED), copy.deepcopy([SYNCED])[0], pickle.loads(pickle.dumps(SYNCED))):
+        assert again is SYNCED
+        assert scene.submit(after=again).sync()
+
+
+def test_what_is_printed_of_a_copy_says_how_it_is(held, scene, second_device):
+    source, target = scene.source.state, scene.target.state
+    plan = scene.copier.plan(source, target)
+    assert repr(plan) == f"<Plan from State {source.address:#x} to State {target.address:#x}: out on device 0>"
+    ticket = plan.submit(9, after=held.wait)
+    total = scene.source.layout.bytes_at(9)
+    said = f"<Ticket {ticket.value:#x}: {total} bytes, "
+    assert repr(ticket) == f"{said}in flight>"
+    assert repr(scene.copier) == "<Copier of devices (0,), open>"
+    held.open()
+    assert ticket.sync()
+    assert repr(ticket) == f"{said}done>"
+    scene.copier.close()
+    assert repr(scene.copier) == "<Copier of devices (0,), closed>"
+
+
+def test_what_is_printed_of_a_plan_names_each_source_once(memory, copier):
+    layout = small_layout(draft=True)
+    main, draft, slot = (memory(layout, n).state for n in (1, 2, 3))
+    said = f"to State {slot.address:#x}: local on device 0>"
+    assert repr(copier.plan(main, slot)) == f"<Plan from State {main.address:#x} {said}"
+    of_two = copier.plan({"main": main, "draft": draft}, slot)
+    assert repr(of_two) == f"<Plan from State {main.address:#x} and State {draft.address:#x} {said}"
+
+
 def test_plans_and_tickets_are_made_by_their_makers():
     for made in (sc.Plan, sc.Ticket):
         with pytest.raises(TypeError, match="are made by"):
@@ -225,6 +287,7 @@ PLAN_CALLS = {
     "routes": lambda plan: plan.routes(),
     "submit": lambda plan: plan.submit(9, after=SYNCED),
     "extents": lambda plan: plan.extents(9),
+    "repr": repr,
 }
 TICKET_CALLS = {
     "wait_layer": lambda ticket: ticket.wait_layer(0, 0x1234),

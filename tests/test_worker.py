@@ -143,7 +143,7 @@ def test_lanes_that_are_held_for_a_second_let_nobody_by(memory, fed):
     opening.join()
 
 
-@pytest.mark.parametrize("ahead", [1, 1024])
+@pytest.mark.parametrize("ahead", [1, 1023, 1024])
 def test_however_few_bytes_may_be_ahead_pieces_are_worth_a_call(memory, ahead):
     if HOST:
         host_runtime.configure(devices=2, seed=1)
@@ -310,6 +310,7 @@ def test_a_copy_is_cancelled_at_every_chunk(memory, route):
             assert f"of {ticket.bytes} bytes" in str(cancelled.value)
             places.add(cancelled.value.found)
             assert not b.state.valid
+            assert repr(ticket).endswith(" bytes, cancelled>")
             assert untouched(a)
             whole = after_copy(a, b, UPTO)
             changed = sum(int((now != old).sum()) for now, old in zip(b.bytes(), b.pattern(), strict=True))

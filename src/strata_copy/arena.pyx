@@ -64,7 +64,7 @@ cdef class Arena:
         c_budget = whole("budget", budget, 0, INT64_MAX) // PAGE * PAGE
         c_piece = whole("piece", piece, PAGE, INT64_MAX) // PAGE * PAGE
         c_threads = whole("threads", threads, 0, MAX_TOUCHERS) or min(8, len(os.sched_getaffinity(0)))
-        c_pause = nanoseconds(pause)
+        c_pause = nanoseconds("pause", pause, "for none")
         node = _node_of(device)
         if self.data != NULL:
             raise TypeError("an Arena is made once")
@@ -116,7 +116,7 @@ cdef class Arena:
 
     def wait(self, bytes=None, timeout=None):
         """Until so many bytes are there in all (None: until growing has ended); False where that took longer than `timeout` seconds."""
-        cdef int64_t left = nanoseconds(timeout), slice_ns
+        cdef int64_t left = nanoseconds("timeout", timeout), slice_ns
         cdef ArenaData *data = made(self)
         cdef size_t wanted = SIZE_MAX if bytes is None else whole("bytes", bytes, 0, INT64_MAX)
         while True:

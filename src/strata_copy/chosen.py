@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from strata_copy import runtime
-from strata_copy.cudart import RUNTIME_VARIABLE
+from strata_copy.cudart import RUNTIME_VARIABLE, WITHOUT_A_GPU
 
 Pairs = Sequence[tuple[int, int]]
 
@@ -46,7 +46,7 @@ def _open() -> str:
         return "there is a GPU"
     except runtime.RuntimeUnavailable as reason:
         runtime.open("host")
-        return f"CUDA is not to be had ({reason}), so copies run in host memory"
+        return f"CUDA is not to be had ({str(reason).removesuffix(WITHOUT_A_GPU)}), so copies run in host memory"
 
 
 def numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:

@@ -1,4 +1,5 @@
 RUNTIME_VARIABLE: str
+WITHOUT_A_GPU: str
 
 class RuntimeUnavailable(RuntimeError): ...
 

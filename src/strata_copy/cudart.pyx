@@ -20,6 +20,7 @@ _missing = 0
 _version = 0
 
 RUNTIME_VARIABLE = "STRATA_COPY_RUNTIME"
+WITHOUT_A_GPU = f"; without a GPU: {RUNTIME_VARIABLE}=host, or runtime.open('host')"
 
 
 class RuntimeUnavailable(RuntimeError):
@@ -199,7 +200,7 @@ def _load_cuda():
             _check_driver(path)
             return path
         tried.append(f"{what} ({path}): {reason.decode(errors='replace')}")
-    raise RuntimeUnavailable("no CUDA runtime was found:\n  " + "\n  ".join(tried))
+    raise RuntimeUnavailable("no CUDA runtime was found:\n  " + "\n  ".join(tried) + WITHOUT_A_GPU)
 
 
 def _check_driver(path):
@@ -221,7 +222,7 @@ def _check_driver(path):
         name = loaded.cudaGetErrorName(code).decode()
         what += f" ({name}, {code})"
         loaded.cudaGetLastError()
-    raise RuntimeUnavailable(f"{what}; runtime {_dotted(_version)} is {path}")
+    raise RuntimeUnavailable(f"{what}; runtime {_dotted(_version)} is {path}{WITHOUT_A_GPU}")
 
 
 def _dotted(version):

@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from strata_copy.abi cimport OK, Error
 from strata_copy.arena cimport Arena, arena_data
+from strata_copy.atomics cimport load_i32
 from strata_copy.cudart cimport clear
 from strata_copy.face_state cimport state_data
 from strata_copy.images cimport (
@@ -14,7 +15,7 @@ from strata_copy.layout cimport MAX_MARKS, Layout, LayoutData, layout_data
 from strata_copy.pieces cimport ArenaData
 from strata_copy.pool cimport pool_drop, pool_reserve
 from strata_copy.raising cimport raise_error
-from strata_copy.states cimport StateData
+from strata_copy.states cimport DISCARDED, StateData
 from strata_copy.values cimport fill_marks
 
 from strata_copy import host_runtime
@@ -139,6 +140,14 @@ cdef class Image(State):
             status = image_blob(data, first, n, &error)
         if status != OK:
             raise_error(&error)
+
+    def __repr__(self):
+        cdef StateData *data = state_data(self)
+        marks = self.marks
+        shown = ("discarded" if load_i32(&data.visibility) == DISCARDED else "not published" if marks is None else
+                 f"published up to {'/'.join(map(str, marks))}")
+        return (f"<Image of {self.layout!r}, generation {self.generation}, {self.bytes:,} bytes, {shown}"
+                f"{'' if self.valid else ', INVALID'}{', busy' if self.busy else ''}>")
 
 
 cdef ImageData *image_data(Image image) except NULL:

@@ -55,8 +55,8 @@ cdef class Plan:
         groups: names of the groups that move; None for all. src_bank, dst_bank: the bank of parts that have several, an int or a
             dict from group to int. src_generation, dst_generation: refuse where the state has another; 0 for any.
         feed: whether the worker queues the copy in windows (True) or this call queues it whole (False); None for what suits its length.
-            priority: 0, or -1 for a copy that those of priority 0 overtake. bytes_ahead: bytes that may be queued and not landed, at
-            least 1024; 0 for the copier's window.
+            priority: 0, or -1 for a copy that those of priority 0 overtake. bytes_ahead: bytes that may be queued and not landed;
+            less than 1024 counts as 1024; 0 for the copier's window.
         hook, hook_arg: addresses of a strata_hook (strata_copy.h) and its argument; 0 for none.
 
         Source and target are held until the ticket ends. Raises Refused (nothing was written; where an image got no room, or another
@@ -110,6 +110,11 @@ cdef class Plan:
         finally:
             free(units)
         return found
+
+    def __repr__(self):
+        routes = ", ".join(f"{route} on device {device}" for route, device in sorted(self.routes()))
+        sources = " and ".join(dict.fromkeys(f"{type(state).__name__} {state.address:#x}" for state in self.sources.values()))
+        return f"<Plan from {sources} to {type(self.target).__name__} {self.target.address:#x}: {routes}>"
 
 
 cdef PlanData *plan_data(Plan plan) except NULL:

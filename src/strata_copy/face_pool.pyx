@@ -107,7 +107,11 @@ cdef class Pool:
             raise_error(&error)
 
     def __contains__(self, key):
-        return bytes_of(key) in self._bytes_of_keys()
+        names = self._bytes_of_keys()
+        try:
+            return bytes_of(key) in names
+        except (TypeError, ValueError):     # no image can have it
+            return False
 
     def __len__(self):
         return len(self._table())
@@ -219,16 +223,17 @@ cdef PoolData *pool_data(Pool pool, const char *call) except NULL:
 
 
 cdef bytes bytes_of(key):
-    if not isinstance(key, (str, bytes)) or not 1 <= len(key) <= MAX_KEY:
+    if not isinstance(key, (str, bytes)):
         raise TypeError(f"key {key!r}; a str, or bytes, of 1 to {MAX_KEY} bytes is needed")
-    return key.encode() if isinstance(key, str) else key
+    name = key.encode() if isinstance(key, str) else bytes(key)
+    if not 1 <= len(name) <= MAX_KEY:
+        raise ValueError(f"key {key!r:.100} has {len(name)} bytes; 1 to {MAX_KEY} are possible")
+    return name
 
 
 cdef bytes fill_key(key, Key *c_key):
     cdef bytes name = bytes_of(key)
     cdef const char *first = name
-    if len(name) > MAX_KEY:
-        raise TypeError(f"key {key!r} has {len(name)} bytes; 1 to {MAX_KEY} are possible")
     c_key.n = len(name)
     memcpy(c_key.bytes, first, c_key.n)
     return name

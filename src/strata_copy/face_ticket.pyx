@@ -14,7 +14,7 @@ from strata_copy.tickets cimport (
 )
 from strata_copy.worker cimport ticket_cancel
 
-from strata_copy.places import handle, nanoseconds, whole
+from strata_copy.places import Stream, handle, nanoseconds, whole
 
 
 class Progress(NamedTuple):
@@ -31,8 +31,9 @@ class Progress(NamedTuple):
 cdef class Ticket:
     """One submitted copy. Made by Plan.submit and Copier.submit; it holds source and target until the copy has ended.
 
-    Waits return True where the stream now depends on the bytes and False where they were not queued within `timeout` seconds. They
-    raise the copy's own exception where it did not end well.
+    Waits return True where the stream now depends on the bytes and False where they were not queued within `timeout` seconds (None: for
+    as long as it takes). They raise the copy's own exception where it did not end well. A stream, of any device, is a handle, an object
+    that has one, or a Stream.
     """
 
     def __init__(self):
@@ -57,7 +58,7 @@ cdef class Ticket:
         """Holds the caller (not the GIL) until the copy has ended; False where it has not within `timeout` seconds."""
         cdef Error error
         cdef int status = AGAIN
-        cdef int64_t slice_ns, left = nanoseconds(timeout)
+        cdef int64_t slice_ns, left = nanoseconds("timeout", timeout)
         clear(&error)
         self._look()
         while self.status == AGAIN:
@@ -132,14 +133,14 @@ cdef class Ticket:
 
     def __repr__(self):
         progress = self._look()
-        how = "in flight" if self.status == AGAIN else "done" if self.status == OK else type(self.failure).__name__
+        how = "in flight" if self.status == AGAIN else "done" if self.status == OK else type(self.failure).__name__.lower()
         return f"<Ticket {self.value:#x}: {progress.bytes_total} bytes, {how}>"
 
     def _wait(self, int32_t layer, stream, timeout):
         """layer -1: the whole copy."""
         cdef Error error
-        cdef void *stream_handle = <void *><size_t>handle(stream)
-        cdef int64_t ns = nanoseconds(timeout)
+        cdef void *stream_handle = <void *><size_t>handle(stream.handle if isinstance(stream, Stream) else stream)
+        cdef int64_t ns = nanoseconds("timeout", timeout)
         cdef int status
         clear(&error)
         if check_not_default(stream_handle, &error) != OK:      # whatever the ticket's state: it must not depend on the time

@@ -102,6 +102,16 @@ cdef class Layout:
         """What differs first between two layouts, in words, or "" where they are equal."""
         return _difference(self, other)
 
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        layout_data(self)
+        return type(self).from_bytes, (self._encoded,)
+
     def __eq__(self, other):
         return isinstance(other, Layout) and self.fingerprint == (<Layout>other).fingerprint
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import numbers
 import operator
+import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +17,7 @@ class Place:
     """Where one state keeps one part.
 
     base: address for the device: an int, or anything with __cuda_array_interface__, __array_interface__ or data_ptr().
+    An array that says how long it is, as the first two do, must hold the whole place.
     units: capacity that may be touched. kind: "device", "pinned" or "pageable". device: of device memory; of host
     memory the device whose lanes carry it where both sides are host memory.
     stride: bytes from unit to unit, 0 for unit_bytes. rep_stride: bytes from run to run of a unit, 0 for units *
@@ -60,6 +63,9 @@ class CallerSynced:
     def __repr__(self) -> str:
         return "CALLER_SYNCED"
 
+    def __reduce__(self) -> str:
+        return "CALLER_SYNCED"  # the one of this module: a copy would not be known as it
+
 
 # In the place of what a copy waits for: the source is written and the target is unread already.
 CALLER_SYNCED = CallerSynced()
@@ -76,32 +82,56 @@ def whole(name: str, value: Any, low: int, high: int) -> int:
     return number
 
 
-def nanoseconds(timeout: float | None) -> int:
-    """Seconds as a C timeout: -1, for as long as it takes, where `timeout` is None or infinite; what is below 0 is
-    over."""
-    if timeout is None or timeout == math.inf:
+def nanoseconds(name: str, seconds: float | None, none: str = "for as long as it takes") -> int:
+    """Seconds as a C timeout: -1 where `seconds` is None or infinite, which means `none`. Raises TypeError for what is
+    no number, ValueError below 0, for nan and above 136 years, both with the name."""
+    if seconds is None or seconds == math.inf:
         return -1
-    if not timeout < 1 << 32:
-        raise ValueError(f"timeout is {timeout}; seconds, or None for as long as it takes")
-    return int(max(timeout, 0) * 1e9)
+    if not isinstance(seconds, numbers.Real):
+        raise TypeError(f"{name} is {seconds!r}; a number of seconds is needed, or None {none}")
+    if not 0 <= seconds < 1 << 32:
+        raise ValueError(f"{name} is {seconds}; may be 0 to 2^32 seconds, or None {none}")
+    return int(seconds * 1e9)
 
 
 def address(thing: Any) -> int:
     """The address behind an int, an array or a tensor. Raises TypeError for anything else, ValueError for one that
     does not fit."""
-    if hasattr(thing, "__index__") and not hasattr(thing, "__array_interface__"):
+    if isinstance(thing, numbers.Integral):
         return whole("address", thing, 0, (1 << 64) - 1)
-    for interface in ("__cuda_array_interface__", "__array_interface__"):
-        if hasattr(thing, interface):
-            found = getattr(thing, interface)
-            if found.get("strides") is not None:
-                raise ValueError(f"{type(thing).__name__} is not contiguous; give its address and strides as numbers")
-            if found["data"][1]:
-                raise ValueError(f"{type(thing).__name__} is read-only")
-            return int(found["data"][0])
+    found = array_interface(thing)
+    if found is not None:
+        if found.get("strides") is not None:
+            raise ValueError(f"{type(thing).__name__} is not contiguous; give its address and strides as numbers")
+        if found["data"][1]:
+            raise ValueError(f"{type(thing).__name__} is read-only")
+        return int(found["data"][0])
     if hasattr(thing, "data_ptr"):
         return int(thing.data_ptr())
+    if hasattr(thing, "__index__"):  # last: tensors and arrays have it too, for the number that is in them
+        return whole("address", thing, 0, (1 << 64) - 1)
     raise TypeError(f"an address is an int or an array, not {type(thing).__name__}")
+
+
+def array_interface(thing: Any) -> dict[str, Any] | None:
+    """What an array says of its memory; None where it says nothing, and for a number of NumPy's, whose own memory is
+    not meant."""
+    if isinstance(thing, numbers.Integral):
+        return None
+    for interface in ("__cuda_array_interface__", "__array_interface__"):
+        if hasattr(thing, interface):
+            return dict(getattr(thing, interface))
+    return None
+
+
+def array_bytes(thing: Any) -> int | None:
+    """The bytes of an array that says its shape and the size of its items; None for anything else."""
+    found = array_interface(thing) or {}
+    item = re.match(r"[<>=|]([a-zA-Z])(\d+)", str(found.get("typestr")))
+    if item is None or found.get("shape") is None:
+        return None
+    # Of NumPy's text the number is that of characters, of 4 bytes.
+    return int(math.prod(found["shape"])) * int(item[2]) * (4 if item[1] == "U" else 1)
 
 
 def handle(thing: Any) -> int:

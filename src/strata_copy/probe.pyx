@@ -40,7 +40,7 @@ class Ceilings:
     device_bytes: of a copy within a device or between two. pinned_bytes: of one between a device and pinned memory. Memory is taken when
     a way first needs it. `found` keeps the largest rate of each (way, devices) ever.
 
-    Raises CudaError where a call fails (memory, above all), ValueError for another way.
+    Raises CudaError where a call fails (memory, above all), ValueError for another way, and for devices that it cannot be on.
     """
 
     def __init__(self, device_bytes, pinned_bytes):
@@ -90,12 +90,13 @@ class Ceilings:
 
     def _copies(self, way, devices):
         """(target, source, bytes, stream) of each."""
+        if way not in ("d2d", "h2d", "d2h", "two_way", "peer", "peer_two_way"):
+            raise ValueError(f"way is {way!r}; may be d2d, h2d, d2h, two_way, peer, peer_two_way")
+        devices = _seen(way, devices)
         if way == "peer":
             return [self._peer(*devices)]
         if way == "peer_two_way":
             return [self._peer(*devices), self._peer(*reversed(devices))]
-        if way not in ("d2d", "h2d", "d2h", "two_way"):
-            raise ValueError(f"way is {way!r}; may be d2d, h2d, d2h, two_way, peer, peer_two_way")
         found = []
         for d in devices:
             if way == "d2d":
@@ -144,6 +145,17 @@ class Ceilings:
             runtime.memcpy(found.ctypes.data, memory.address + int(at), piece)
             if not (found == 0xAA).all():
                 raise RuntimeError(f"{way} on {', '.join(map(str, devices))}: wrong bytes arrived, at {int(at)} of {n}")
+
+
+def _seen(way, devices):
+    """The devices of a way, as a tuple."""
+    devices, there = tuple(devices), runtime.device_count()
+    of_two = way in ("peer", "peer_two_way")
+    if (not devices or of_two and len(devices) != 2 or len(set(devices)) < len(devices)
+            or not all(device in range(there) for device in devices)):
+        raise ValueError(f"{way} on devices {devices}; {'two different ones' if of_two else 'one or more, each once,'} are needed of "
+                         f"those that this process sees: 0 to {there - 1}")
+    return devices
 
 
 class Memory(NamedTuple):

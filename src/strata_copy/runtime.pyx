@@ -193,7 +193,10 @@ def memory_type(size_t p):
 
 
 def view(size_t p, size_t bytes):
-    """A uint8 array over memory that the CPU can read: pinned and pageable memory, and on the host runtime device memory too."""
+    """A uint8 array over memory that the CPU can read: pinned and pageable memory, and on the host runtime device memory too. Raises
+    ValueError for bytes at address 0."""
+    if p == 0 and bytes:
+        raise ValueError(f"{bytes} bytes at address 0; the address of memory is needed")
     return np.ctypeslib.as_array((ctypes.c_uint8 * bytes).from_address(p)) if bytes else np.empty(0, np.uint8)
 
 

@@ -6,7 +6,7 @@ belong to the copier's lock (lanes.pxd), everything else is written once or atom
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from strata_copy.abi cimport Error, PlaceSpec
+from strata_copy.abi cimport Error, PartSpec, PlaceSpec
 from strata_copy.layout cimport LayoutData
 from strata_copy.lineage cimport Lineage
 
@@ -72,6 +72,8 @@ cdef struct StateData:
 
 # A state with empty places, for the caller to fill; NULL without memory.
 cdef StateData *state_new(LayoutData *layout, Error *error) noexcept nogil
+# Bytes from the first to behind the last of a place; 0 without units; -1 where the numbers fit nothing or overlap.
+cdef int64_t place_span(const PlaceSpec *place, const PartSpec *part) noexcept nogil
 # Looks at the memory of all places once they are filled: OK, or REFUSED with the part named.
 cdef int check_places(StateData *state, Error *error) noexcept nogil
 cdef void state_hold(StateData *state) noexcept nogil

@@ -223,7 +223,7 @@ cdef int by_start(const void *a, const void *b) noexcept nogil:
 cdef int check_place(StateData *state, int32_t i, const Guard *guard, Error *error) noexcept nogil:
     cdef const PlaceSpec *place = &state.places[i]
     cdef const PartSpec *part = &state.layout.parts[i]
-    cdef int64_t bytes = span(place, part)
+    cdef int64_t bytes = place_span(place, part)
     cdef size_t start = <size_t>place.base
     cdef int status
     if place.ring < 0 or place.page_group != -1:
@@ -251,8 +251,7 @@ cdef int check_place(StateData *state, int32_t i, const Guard *guard, Error *err
     return status
 
 
-cdef int64_t span(const PlaceSpec *place, const PartSpec *part) noexcept nogil:
-    """Bytes from the first to behind the last of a place; 0 without units; -1 where the numbers fit nothing or overlap."""
+cdef int64_t place_span(const PlaceSpec *place, const PartSpec *part) noexcept nogil:
     cdef Repeat levels[3]
     cdef int64_t bytes = part.growth.unit_bytes
     cdef int i

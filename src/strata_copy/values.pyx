@@ -6,9 +6,10 @@ from strata_copy.abi cimport (
     CALLER_SYNCED, DEVICE, FEED, QUEUE_ALL, WAIT_EVENT, WAIT_STREAM, Hook, PartSpec, PlaceSpec, Wait, request_new,
 )
 from strata_copy.layout cimport MAX_MARKS, Layout
+from strata_copy.states cimport place_span
 
 from strata_copy.places import CALLER_SYNCED as CALLER_SYNCED_VALUE
-from strata_copy.places import KINDS, Event, Stream, address, handle, whole
+from strata_copy.places import KINDS, Event, Stream, address, array_bytes, handle, whole
 
 
 cdef int fill_place(place, const PartSpec *part, PlaceSpec *spec) except -1:
@@ -30,7 +31,22 @@ cdef int fill_place(place, const PartSpec *part, PlaceSpec *spec) except -1:
     spec.page_group = whole("page_group", place.page_group, INT32_MIN, INT32_MAX)
     spec.page_units = whole("page_units", place.page_units, INT64_MIN, INT64_MAX)
     spec.page_stride = whole("page_stride", place.page_stride, INT64_MIN, INT64_MAX)
+    check_length(place.base, part, spec)
+    if spec.host_base != NULL and place.host_base is not None:
+        check_length(place.host_base, part, spec)
     return 0
+
+
+cdef int check_length(array, const PartSpec *part, const PlaceSpec *spec) except -1:
+    """Behind an array that is too short lies memory of somebody else, of which CUDA may say that it fits. Numbers that fit nothing are
+    left to the library's checks."""
+    cdef int64_t needed = place_span(spec, part)
+    found = array_bytes(array)
+    if found is None or found >= needed:
+        return 0
+    stride = f", {spec.stride:,} apart," if spec.stride != part.growth.unit_bytes else ""
+    counts = "".join(f" in {n:,} {what}" for n, what in ((part.rep, "runs"), (spec.banks, "banks")) if n > 1)
+    raise ValueError(f"the array has {found:,} bytes, {spec.units:,} units of {part.growth.unit_bytes:,}{stride}{counts} need {needed:,}")
 
 
 cdef int64_t product(int64_t a, int64_t b) except -1:

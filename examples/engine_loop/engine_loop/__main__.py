@@ -7,7 +7,7 @@ import click
 
 from engine_loop import FORMATS, Copied, Engine, Geometry, Session, Stage
 from engine_loop.check import wrong_parts
-from strata_copy import Copier, runtime
+from strata_copy import Copier, CopyError, RuntimeUnavailable, runtime
 
 TINY = Geometry(layers=8, head_dim=64, gdn=3060, ple=360, key=64)
 ROW = "{:<22} {:>9} {:>8} {:>8} {:>10} {:>10}  {}"
@@ -30,11 +30,24 @@ def main(tokens: int, format: str, mode: int, draft: str, devices: int, split: s
     devices as are asked for. At last a row for each copy: `verified` where source and target were read back and are
     equal. Ends with status 1 where they are not.
     """
+    geometry = TINY if tiny else Geometry()
+    ends = stage_ends(geometry.layers, devices, split)
+    kept = {"mode": mode, "draft_mode": None if draft == "none" else int(draft)}
+    try:
+        rows = compared(tokens, format, geometry, ends, kept)
+    except (CopyError, RuntimeUnavailable, runtime.CudaError) as failure:
+        raise click.ClickException(f"{type(failure).__name__}: {failure}") from failure
+    show(rows, devices)
+    if any(wrong for *_, wrong in rows):
+        sys.exit(1)
+
+
+def compared(tokens: int, format: str, geometry: Geometry, ends: list[int], kept: dict[str, int | None]) -> list[tuple]:
+    """The turns on the save path and by strata_copy: for each copy whether it was direct, and what `turns` says."""
+    devices = len(ends)
     if runtime.open() == "host":
         runtime.open("host", devices=devices)
-    geometry = TINY if tiny else Geometry()
-    stages = Stage.split(geometry.layers, stage_ends(geometry.layers, devices, split), range(devices))
-    kept = {"mode": mode, "draft_mode": None if draft == "none" else int(draft)}
+    stages = Stage.split(geometry.layers, ends, range(devices))
     sessions = [
         Session(geometry, format, stages, capacity=tokens + 64, checkpoints=1, name=name, **kept)
         for name in ("main", "slot 0")
@@ -44,7 +57,7 @@ def main(tokens: int, format: str, mode: int, draft: str, devices: int, split: s
         for direct in (False, True):
             click.echo(f"STRATA_SLOT_COPY_DIRECT={int(direct)}")
             engine = Engine(sessions[0], sessions[1:], copier, direct=direct, log=click.echo)
-            engine.probe(1 << 20) if tiny else engine.probe()
+            engine.probe(1 << 20) if geometry is TINY else engine.probe()
             # Conversations differ, so that no byte that the other way has left is right for this one.
             rows += [(direct, *row) for row in turns(engine, tokens, 1 + direct)]
             engine.close()
@@ -52,9 +65,7 @@ def main(tokens: int, format: str, mode: int, draft: str, devices: int, split: s
         session.free()
     for stage in stages:
         runtime.stream_destroy(stage.stream)
-    show(rows, devices)
-    if any(wrong for *_, wrong in rows):
-        sys.exit(1)
+    return rows
 
 
 def stage_ends(layers: int, devices: int, split: str | None) -> list[int]:
