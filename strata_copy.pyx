@@ -1,7 +1,8 @@
 """The face of strata_copy: the Copier, and the functions that other Cython modules cimport and C finds in a table.
 
-What a user has in Python besides stands in face_state, face_image, face_pool, face_plan and face_ticket. The rooms behind, in the order in which a copy passes them: layout, states, plan, submit, lanes, tickets;
-and cudart, the runtime under them all. The C functions are declared in _core.pxd and, for C and C++, in include/strata_copy.h.
+What a user has in Python besides stands in face_state, face_image, face_pool, face_plan and face_ticket. The rooms behind, in the order
+in which a copy passes them: layout, states, plan, submit, lanes, tickets; and cudart, the runtime under them all. The C functions are
+declared in _core.pxd and, for C and C++, in include/strata_copy.h.
 """
 
 import time

@@ -447,6 +447,16 @@ def test_memory_registered_in_place_is_pinned_until_it_is_unregistered():
             sc.State(layout, [place])
 
 
+@pytest.mark.parametrize("call", ["attach", "register"])
+def test_more_of_an_array_than_it_has_is_refused(call):
+    values = np.zeros(1 << 20, np.uint8)
+    with opened(2, background=True, pause=10.0) as arena:
+        before = arena.registered
+        with pytest.raises(ValueError, match="the array has 1,048,576 bytes, 1,048,577 are asked"):
+            getattr(arena, call)(values, len(values) + 1)
+        assert arena.registered == before
+
+
 def test_many_threads_attach_within_one_budget():
     mapped = [Mapped(PIECE) for _ in range(8)]
     with opened(4, background=True, pause=10.0) as arena:

@@ -25,7 +25,7 @@ from strata_copy.system cimport (
 
 from strata_copy import runtime
 from strata_copy.errors import Refused
-from strata_copy.places import address, nanoseconds, whole
+from strata_copy.places import address, memory, nanoseconds, whole
 
 # Those that are open, so that none grows while the process ends.
 _arenas = weakref.WeakSet()
@@ -101,7 +101,8 @@ cdef class Arena:
     def close(self):
         """Ends the growth and gives everything back. Raises Refused while an image has memory of it, and where CUDA would not
         unregister a piece, which is left mapped then. Where a copy between two devices hangs (`peers.hangs()`) no piece is unregistered,
-        nor is memory that was attached: it stays so, and that is no error. Closing twice is allowed; where another thread closes, this waits for it."""
+        nor is memory that was attached: it stays so, and that is no error. Closing twice is allowed; where another
+        thread closes, this waits for it."""
         cdef ArenaData *data = made(self)
         cdef Error error
         cdef int status
@@ -132,11 +133,12 @@ cdef class Arena:
     def attach(self, base, bytes):
         """Memory of the engine's (shared memory, huge pages) becomes a part of the arena until it closes; it must live as long. It is
         registered, within the budget; where somebody else has registered all of it already, that registration is used and left alone.
-        Raises Refused."""
+        Raises Refused, and ValueError for an array that is shorter."""
         cdef ArenaData *data = made(self)
         cdef Error error
-        cdef size_t c_base = address(base), c_bytes = whole("bytes", bytes, 1, INT64_MAX)
+        cdef size_t c_base, c_bytes
         cdef int status
+        c_base, c_bytes = memory(base, bytes)
         clear(&error)
         with nogil:
             status = arena_attach(data, c_base, c_bytes, &error)
@@ -145,11 +147,13 @@ cdef class Arena:
 
     def register(self, base, bytes):
         """Registers memory that the engine goes on using, in one registration, within the budget; memory that somebody else has
-        registered already is left as it is. Places in it are "pinned" from now on. Raises Refused."""
+        registered already is left as it is. Places in it are "pinned" from now on. Raises Refused, and ValueError for an array that is
+        shorter."""
         cdef ArenaData *data = made(self)
         cdef Error error
-        cdef size_t c_base = address(base), c_bytes = whole("bytes", bytes, 1, INT64_MAX)
+        cdef size_t c_base, c_bytes
         cdef int status
+        c_base, c_bytes = memory(base, bytes)
         clear(&error)
         with nogil:
             status = arena_register(data, c_base, c_bytes, &error)

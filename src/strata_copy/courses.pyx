@@ -190,8 +190,8 @@ cdef int queue_end(Course *course) noexcept nogil:
 
 
 cdef int32_t end_of(const Course *course) noexcept nogil:
-    """The stream that tells the end, of ENDS. Ends of tickets on one stream come in the order in which they get there. What is held up on the
-    way to or from another device holds up no ends but those of tickets that go this way."""
+    """The stream that tells the end, of ENDS. Ends of tickets on one stream come in the order in which they get there. What is held up on
+    the way to or from another device holds up no ends but those of tickets that go this way."""
     cdef uint64_t between = course.used >> PEER_LANE
     return 0 if between == 0 else 1 + next_lane(&between)
 

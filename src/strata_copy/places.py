@@ -134,6 +134,14 @@ def array_bytes(thing: Any) -> int | None:
     return int(math.prod(found["shape"])) * int(item[2]) * (4 if item[1] == "U" else 1)
 
 
+def memory(thing: Any, size: Any) -> tuple[int, int]:
+    """The address behind a thing and a number of bytes there. Raises ValueError for an array that has fewer."""
+    number, found = whole("bytes", size, 1, (1 << 63) - 1), array_bytes(thing)
+    if found is not None and found < number:
+        raise ValueError(f"the array has {found:,} bytes, {number:,} are asked")
+    return address(thing), number
+
+
 def handle(thing: Any) -> int:
     """The handle of a stream or event: an int, or an object with __cuda_stream__, cuda_stream, cuda_event or ptr."""
     if hasattr(thing, "__index__"):
