@@ -83,6 +83,7 @@ cdef int find_units(const PlanData *plan, const Request *request, Units *units, 
     cdef const LayoutData *layout = plan.target.layout
     cdef const PartSpec *part
     cdef uint64_t src_used = 0, dst_used = 0
+    cdef bint banked = request.src_bank != NULL or request.dst_bank != NULL     # bank 0 is everywhere
     cdef int32_t i
     cdef int status
     for i in range(layout.n_parts):
@@ -91,13 +92,14 @@ cdef int find_units(const PlanData *plan, const Request *request, Units *units, 
         if request.groups != 0 and not (request.groups >> part.group) & 1:
             continue
         error.part, error.layer = i, part.layer
-        src_used |= <uint64_t>has_banks(plan.parts[i].source, i) << part.group
-        dst_used |= <uint64_t>has_banks(plan.target, i) << part.group
-        status = check_bank(plan.parts[i].source, i, request.src_bank, "source", error)
-        if status == OK:
-            status = check_bank(plan.target, i, request.dst_bank, "target", error)
-        if status != OK:
-            return status
+        if banked:
+            src_used |= <uint64_t>has_banks(plan.parts[i].source, i) << part.group
+            dst_used |= <uint64_t>has_banks(plan.target, i) << part.group
+            status = check_bank(plan.parts[i].source, i, request.src_bank, "source", error)
+            if status == OK:
+                status = check_bank(plan.target, i, request.dst_bank, "target", error)
+            if status != OK:
+                return status
         live_units(&part.growth, request.upto, &units[i])
         status = check_capacity(plan.parts[i].source, i, &units[i], "source", error)
         if status == OK and plan.target.image == NULL:
