@@ -173,8 +173,8 @@ cdef class Copier:
         latch_take("closed")
         try:
             if not self.closed:
-                wait_for_flight(self.data)
-                close_on_thread(self.data, self._ended)
+                if wait_for_flight(self.data):
+                    close_on_thread(self.data, self._ended)
         finally:
             latch_give()
 
@@ -244,10 +244,11 @@ cdef class Copier:
         """The lanes or rings of the pairs that a new plan needs and no earlier one did."""
         cdef int32_t i, source, target
         for i in range(plan.target.layout.n_parts):
-            if in_hook() or self.closed:        # adopt_plan refuses it
+            if in_hook():       # adopt_plan refuses it
                 return 0
             if plan.parts[i].route != ROUTE_PEER:
                 continue
+            self._alive()       # a close that is interrupted lets plans in again: none without its lanes
             source, target = device_index(self.data, plan.parts[i].device), device_index(self.data, plan.parts[i].other)
             if source >= 0 and target >= 0 and self.data.devices[source].links[target] == LINK_NONE:
                 self._link_pair(source, target)
@@ -257,7 +258,8 @@ cdef class Copier:
         latch_check()
         latch_take("linked")
         try:
-            if not self.closed and self.data.devices[source].links[target] == LINK_NONE:
+            self._alive()
+            if self.data.devices[source].links[target] == LINK_NONE:
                 self._link_in_turn(source, target)
         finally:
             latch_give()

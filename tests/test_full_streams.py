@@ -21,6 +21,7 @@ WAYS = {  # a source's and a target's kind and device, and those of a copy that 
     "out": (("device", 0), ("pinned", 0), ("device", "device")),
     "in": (("pinned", 0), ("device", 0), ("device", "device")),
     "ring": (("pinned", 0), ("pinned", 0), ("device", "device")),
+    "host": (("pageable", 0), ("pageable", 0), ("device", "device")),
     "staged out": (("device", 0), ("pageable", 0), ("device", "device")),
     "staged in": (("pageable", 0), ("device", 0), ("device", "device")),
     "peer": (("device", 0), ("device", 1), ("device", "device")),
@@ -98,7 +99,7 @@ def test_a_ticket_of_more_than_a_stream_takes_goes_on_to_its_end(way):
     assert hook.errors == []
 
 
-def test_what_hooks_add_to_their_stream_fills_it_not():
+def test_what_hooks_add_does_not_fill_their_stream():
     """It is shared by the hooks of all tickets: each may add four entries for each layer."""
     host_runtime.configure(devices=1)
     layout, stream, event = layout_of(16), runtime.stream_create(), runtime.event_create()
@@ -115,6 +116,46 @@ def test_what_hooks_add_to_their_stream_fills_it_not():
             gate.open()
         are_right([*pairs, other], [*tickets, last])
     assert hook.errors == []
+
+
+def test_hooks_of_several_fed_tickets_do_not_hold_each_other_up():
+    """What they have on the hooks' stream comes off before they end, for there is no room for all of it."""
+    host_runtime.configure(devices=1)
+    layout, event = layout_of(150), runtime.event_create()
+    hook = Hook(lambda layer, device, on: [runtime.event_record(event, on) for _ in range(4)] and None)
+    pairs = [
+        (memory(layout, 1, "device"), memory(layout, 2, "pinned")),
+        (memory(layout, 3, "pinned"), memory(layout, 4, "device")),
+        (memory(layout, 5, "device"), memory(layout, 6, "device")),
+    ]
+    with sc.Copier(tickets=8, layer_events=512) as copier:
+        plans = [copier.plan(a.state, b.state) for a, b in pairs]
+        tickets = [plan.submit(UPTO, after=SYNCED, feed=True, **hook.how) for plan in plans]
+        assert all(ticket.sync(timeout=30) for ticket in tickets)
+    are_right(pairs, tickets)
+    assert hook.errors == []
+
+
+def test_layers_without_bytes_of_which_a_hook_is_told_fill_no_stream():
+    host_runtime.configure(devices=1)
+    layout, stream = layout_of(250), runtime.stream_create()
+    event = runtime.event_create()
+    hook = Hook(lambda layer, device, on: [runtime.event_record(event, on) for _ in range(4)] and None)
+    a, b = memory(layout, 1, "device"), memory(layout, 2, "device")
+    other = memory(layout_of(1), 101, "pinned"), memory(layout_of(1), 102, "device")
+    with sc.Copier(tickets=8, layer_events=512) as copier:
+        gate = Gate(stream)
+        try:
+            ticket = in_thread(
+                lambda: copier.submit(a.state, b.state, upto=(0,), after=sc.Stream(stream), feed=True, **hook.how)
+            )()
+            last = lands(copier, *other)
+        finally:
+            gate.open()
+        assert ticket.sync(timeout=30)
+        assert last.sync(timeout=30)
+    assert hook.layers_of(0) == list(range(250))
+    assert host_runtime.fullest() < QUEUE_DEPTH
 
 
 @pytest.mark.parametrize("feed", [None, False])
@@ -141,6 +182,31 @@ def test_a_place_behind_many_tickets_fills_no_stream(feed):
     written = [one for one, ticket in zip(writers, tickets[40:], strict=True) if ticket is not None]
     assert written
     assert differences(middle, after_copy(written[-1], middle, UPTO)) == []
+    assert host_runtime.fullest() < QUEUE_DEPTH
+
+
+def test_a_place_behind_many_tickets_on_many_devices_fills_no_stream():
+    """It waits for more than a stream takes, and the worker queues that once there is less."""
+    host_runtime.configure(devices=8)
+    layout, stream = layout_of(8), runtime.stream_create()
+
+    def spread(tag):
+        return Memory(layout, tag, lambda i, part: {"kind": "device", "device": i}, marks=UPTO)
+
+    middle, writer = spread(1), spread(2)
+    readers = [spread(n) for n in range(3, 143)]
+    other = memory(layout_of(1), 201, "pinned"), memory(layout_of(1), 202, "device")
+    with sc.Copier(tuple(range(8)), tickets=256, layer_events=16) as copier:
+        reads = [copier.plan(middle.state, one.state) for one in readers]
+        write = copier.plan(writer.state, middle.state)
+        gate = Gate(stream)
+        try:
+            tickets = in_thread(lambda: [plan.submit(UPTO, after=sc.Stream(stream)) for plan in [*reads, write]])()
+            lands(copier, *other)
+        finally:
+            gate.open()
+        assert all(ticket.sync(timeout=30) for ticket in tickets)
+    assert differences(middle, after_copy(writer, middle, UPTO)) == []
     assert host_runtime.fullest() < QUEUE_DEPTH
 
 
@@ -188,6 +254,22 @@ def test_what_refused_submits_have_on_lanes_holds_nobody_up():
         a, b = pairs[number]
         assert differences(b, after_copy(a, b, UPTO)) == []
     assert host_runtime.fullest() < QUEUE_DEPTH
+
+
+def test_hooks_that_refuse_leave_no_room_taken_of_their_stream():
+    """It stands behind what the request waits for as the first layer has no bytes."""
+    host_runtime.configure(devices=1)
+    layout, stream = layout_of(2), runtime.stream_create()
+    a, b = memory(layout, 1, "device"), memory(layout, 2, "device")
+    refusing, hook = Hook(lambda *_: 1), Hook()
+    with sc.Copier(tickets=8) as copier:
+        plan = copier.plan(a.state, b.state)
+        for _ in range(60):
+            with pytest.raises(sc.Refused):
+                plan.submit((0,), after=[sc.Stream(stream)] * 32, feed=False, **refusing.how)
+            runtime.device_synchronize()
+        assert plan.submit(UPTO, after=SYNCED, feed=True, **hook.how).sync(timeout=30)
+    assert differences(b, after_copy(a, b, UPTO)) == []
 
 
 def test_what_a_dead_devices_tickets_have_on_other_devices_holds_nobody_up():

@@ -362,10 +362,28 @@ def test_a_submit_while_a_close_waits_is_refused(memory):
     time.sleep(0.1)
     with pytest.raises(sc.Refused) as refused:
         plan.submit(9, after=SYNCED)
+    with pytest.raises(RuntimeError, match="a copier is open"):
+        runtime.open("host", devices=2)
     gate.open()
     closing.join()
     assert refused.value.reason == "closed"
     assert held.sync()
+
+
+def test_a_close_for_which_no_thread_is_to_be_had_leaves_the_copier_open(memory, monkeypatch):
+    layout = small_layout()
+    a, b = memory(layout, 1), memory(layout, 2)
+
+    def no_thread(*_):
+        raise RuntimeError("can't start new thread")
+
+    with sc.Copier(tickets=2, layer_events=24) as copier:
+        with monkeypatch.context() as patch:
+            patch.setattr("strata_copy.on_thread.start_new_thread", no_thread)
+            with pytest.raises(RuntimeError, match="can't start"):
+                copier.close()
+        assert not copier.closed
+        assert copier.submit(a.state, b.state, upto=9, after=SYNCED).sync()
 
 
 @pytest.mark.host

@@ -520,6 +520,14 @@ class Tensor:
         raise TypeError("only integer tensors of a single element can be converted to an index")
 
 
+class UntypedTensor(Tensor):
+    """As PyTorch's of a type that NumPy does not know, bfloat16 for one."""
+
+    @property
+    def __cuda_array_interface__(self):
+        raise KeyError("bfloat16")
+
+
 class DeviceTensor(DeviceArray, Tensor):
     """As CuPy's: with an interface, and an __index__."""
 
@@ -528,8 +536,8 @@ class DeviceTensor(DeviceArray, Tensor):
 
 @pytest.mark.parametrize(
     "base_of",
-    [int, np.uint64, np.int64, Tensor, lambda address: DeviceTensor(address, (256,))],
-    ids=["int", "uint64", "int64", "tensor", "device tensor"],
+    [int, np.uint64, np.int64, Tensor, UntypedTensor, lambda address: DeviceTensor(address, (256,))],
+    ids=["int", "uint64", "int64", "tensor", "tensor without a type", "device tensor"],
 )
 def test_what_has_an_address_is_used_by_it(memory, copier, base_of):
     layout = sc.Layout([sc.Part(name="k", layer=0, unit_bytes=256, growth=sc.Growth.state())])

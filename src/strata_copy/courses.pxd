@@ -68,6 +68,8 @@ cdef struct Course:
 cdef void course_begin(Course *course, CopierData *copier, Slot *slot, int32_t d, const Request *request, const Units *units,
                        cudaEvent_t gate) noexcept nogil
 cdef int course_go(Course *course, Budget *budget, int32_t step, const Guard *guard, Error *error) noexcept nogil
+# The waits that a stream may get of it before its first copy there.
+cdef int32_t course_waits(const Course *course) noexcept nogil
 # Before a copy call: from here on the target may differ.
 cdef void course_touch(Course *course) noexcept nogil
 # Tells the layers anew, after bytes have come to pageable memory.

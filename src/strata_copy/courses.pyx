@@ -41,6 +41,8 @@ cdef int course_go(Course *course, Budget *budget, int32_t step, const Guard *gu
     course.budget, course.guard, course.error = budget, guard, error
     course.only, course.step = ANY_WAY if step == STEP_ON else NO_WAY, step
     while budget.layers > 0 and status == OK and not course.ended:
+        if budget.calls <= 0:       # hooks have used them up
+            return rest(course)
         if course.layer == n_layers:
             status = send_staged(course)
             if status == OK:
@@ -181,6 +183,7 @@ cdef int queue_end(Course *course) noexcept nogil:
     store_u64(course.share.word, 0)
     code = rt.cudaMemcpyAsync(course.share.word, &device.cells[course.slot.word - 1], sizeof(uint64_t), cudaMemcpyDefault, finish)
     if code != 0:
+        entries.queued = before
         return cuda_failed(FAILED, code, "cudaMemcpyAsync", device.device, course.guard, course.error)
     entries.queued += 1
     course.share.end, course.share.ends_upto = end, entries.queued
@@ -216,6 +219,7 @@ cdef int mark_layers(Course *course, int32_t end, uint64_t here) noexcept nogil:
     cdef SlotDevice *share = course.share
     cdef uint64_t before = course.unmarked
     cdef int32_t first = share.taken, first_here, end_before, layer
+    cdef int64_t entries
     cdef int status = record_lanes(course, before & ~here)
     first_here = share.taken
     if status == OK:
@@ -232,7 +236,10 @@ cdef int mark_layers(Course *course, int32_t end, uint64_t here) noexcept nogil:
         share.layer_lanes[course.layer] = here
         course.here = 0
         if course.request.hook != NULL:
+            entries = course.device.hooks.queued
             status = call_hook(course)
+            if status != OK:
+                course.device.hooks.queued = entries
     course.unmarked, course.unmarked_bytes, course.first_unmarked = 0, 0, end
     if status == OK:
         tell_layers(course, end)
@@ -310,7 +317,6 @@ cdef int call_hook(Course *course) noexcept nogil:
     the work is then the layer's."""
     cdef SlotDevice *share = course.share
     cdef DeviceLanes *device = course.device
-    cdef int64_t entries = device.hooks.queued
     cdef int32_t layer = course.layer, i
     cdef uint64_t bundles
     cdef int before = -1, told = 0
@@ -349,7 +355,7 @@ cdef int call_hook(Course *course) noexcept nogil:
     device.hooks.queued += WORK_OF_A_HOOK
     status = record(device, course.hooked, device.hook, &device.hooks, course.guard, course.error)
     share.hooks_upto = device.hooks.queued
-    share.hook_entries += device.hooks.queued - entries
+    course.budget.calls -= 1
     share.first_event[layer] = share.taken
     share.taken += 1
     share.end_event[layer], share.layer_lanes[layer] = share.taken, ~<uint64_t>0
@@ -496,6 +502,18 @@ cdef int open_lane(Course *course, int32_t n, Lane *lane) noexcept nogil:
         return OK
     course.used |= bit(n)
     return wait_before(course, lane_stream(lane), lane.entries)
+
+
+cdef int32_t course_waits(const Course *course) noexcept nogil:
+    cdef const Slot *earlier
+    cdef int32_t i, d, waits = 1
+    for i in range(course.copier.n_slots):
+        earlier = &course.copier.slots[i]
+        if not (course.slot.depends[i >> 6] >> (i & 63)) & 1 or not 0 < earlier.ticket < course.slot.ticket:
+            continue
+        for d in range(course.copier.n_devices):
+            waits += earlier.devices[d].used
+    return waits
 
 
 cdef int wait_before(Course *course, cudaStream_t stream, Entries *entries) noexcept nogil:

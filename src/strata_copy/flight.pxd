@@ -9,7 +9,9 @@ from strata_copy.lanes cimport CopierData
 cdef bint flies(CopierData *copier, uint64_t ticket) noexcept nogil
 # From here on nothing is submitted, whatever another thread is at.
 cdef void let_no_more_in(CopierData *copier) noexcept nogil
-# Lets no more in and holds the caller until none is left. What a signal handler raises ends it, and submits are let in again.
-cdef int wait_for_flight(CopierData *copier) except -1
+cdef void let_in_again(CopierData *copier) noexcept nogil
+# Lets no more in and holds the caller until none is left. What a signal handler raises ends it, and submits are let in again. Whether the
+# copier is still to be closed: not so where a fork came in between.
+cdef bint wait_for_flight(CopierData *copier) except? False
 # Until none is left, or nothing has landed for so many seconds: how many are, -1 where that could not be seen.
 cdef int32_t wait_while_it_lands(CopierData *copier, double seconds) except? -1

@@ -6,7 +6,7 @@ from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from strata_copy.abi cimport AGAIN
-from strata_copy.atomics cimport load_i64, store_i32
+from strata_copy.atomics cimport load_i32, load_i64, store_i32, swap_i32
 from strata_copy.endings cimport slot_status, sweep
 from strata_copy.lanes cimport CLOSING, OPEN, Slot
 from strata_copy.news cimport nap, ran_something
@@ -29,12 +29,16 @@ cdef void let_no_more_in(CopierData *copier) noexcept nogil:
     store_i32(&copier.state, CLOSING)       # without the lock: CUDA may hold up a thread that has it
 
 
-cdef int wait_for_flight(CopierData *copier) except -1:
+cdef void let_in_again(CopierData *copier) noexcept nogil:
+    swap_i32(&copier.state, CLOSING, OPEN)
+
+
+cdef bint wait_for_flight(CopierData *copier) except? False:
     cdef int64_t landed = 0
     cdef int32_t flying = 1
     let_no_more_in(copier)
     try:
-        while flying != 0:
+        while flying != 0 and load_i32(&copier.state) == CLOSING:       # in a child of fork it is closed
             with nogil:
                 flying = in_flight(copier, &landed)
                 if flying != 0:
@@ -43,9 +47,9 @@ cdef int wait_for_flight(CopierData *copier) except -1:
                         nap(LOOK_NS)
             PyErr_CheckSignals()
     except BaseException:
-        store_i32(&copier.state, OPEN)
+        let_in_again(copier)
         raise
-    return 0
+    return load_i32(&copier.state) == CLOSING
 
 
 cdef int32_t wait_while_it_lands(CopierData *copier, double seconds) except? -1:

@@ -162,7 +162,6 @@ cdef struct SlotDevice:
     uint64_t ended              # lanes of which the end is behind entries up to upto[lane], as bits
     int64_t upto[LANES]         # of the others: how many there were before this ticket
     int64_t ends_upto, hooks_upto   # likewise of the stream that tells the end, `end` of ENDS, and of the hook's; 0: it used none
-    int64_t hook_entries        # of the hook's stream, its own
     int32_t end
     int32_t taken               # events
     int32_t queued              # layers whose events are recorded; n_layers + 1: everything is queued

@@ -294,7 +294,9 @@ cdef void ends_behind(const DeviceLanes *device, SlotDevice *share, int32_t lane
 
 
 cdef int64_t most_pending(const DeviceLanes *device, uint64_t lanes) noexcept nogil:
+    """On the lane of host memory are events alone, no more than what staging has in its chunks."""
     cdef int64_t most = 0
+    lanes &= ~(<uint64_t>1 << HOST_LANE)
     while lanes != 0:
         most = max(most, pending(device.lanes[next_lane(&lanes)].entries))
     return most

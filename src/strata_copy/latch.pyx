@@ -42,6 +42,8 @@ cdef bint latch_take_within(double seconds, str what) except -1:
 
 cdef int latch_give() except -1:
     global deed, holder
+    if holder == 0:     # in a child of fork nobody has it
+        return 0
     holder, deed = 0, None
     lock.release()
     return 0

@@ -31,6 +31,8 @@ cdef struct Leg:
     Window window
     int64_t step, ahead         # bytes that are queued at a time, and that may be queued and not landed
     int64_t least               # bytes of the window worth a step while others are in it: a slot, or a step; half of `ahead` at most
+    cudaEvent_t hooked          # behind so many entries of the hook's stream, which come off as it is complete; NULL: none
+    int64_t hooks_upto
     int64_t helped              # bytes that helpers take at a time beside a ring, or 0
     # Of the ticket's first leg, for all:
     cudaStream_t gate_stream    # that nothing else waits on

@@ -54,6 +54,7 @@ cdef void leg_size(Leg *leg, const CopierData *copier, const Request *request, c
             and request.hook == NULL and leg.course.slot.bytes >= LEAST_BESIDE * device.staging.chunk_bytes):
         leg.helped = device.staging.chunk_bytes
         leg.ahead = min(leg.ahead, STEPS_BESIDE * leg.step)
+    leg.hooked = NULL
     leg.window.first = leg.window.n = leg.window.calls_ahead = 0
     leg.window.bytes_ahead = 0
 
@@ -94,4 +95,21 @@ cdef int leg_look(Leg *leg, int64_t *landed, const Guard *guard, Error *error) n
         done_to(device.lanes[IN_LANE].entries, window.sent[i])
         window.first = (i + 1) % MAX_MARKERS
         window.n -= 1
+    return look_at_hook(leg, guard, error)
+
+
+cdef int look_at_hook(Leg *leg, const Guard *guard, Error *error) noexcept nogil:
+    cdef DeviceLanes *device = leg.course.device
+    cdef int code
+    if leg.hooked == NULL:
+        leg.hooked, leg.hooks_upto = leg.course.hooked, leg.course.share.hooks_upto
+    if leg.hooked == NULL:
+        return OK
+    code = rt.cudaEventQuery(leg.hooked)
+    if code == cudaErrorNotReady:
+        return OK
+    if code != 0:
+        return cuda_failed(FAILED, code, "cudaEventQuery", device.device, guard, error)
+    done_to(&device.hooks, leg.hooks_upto)
+    leg.hooked = NULL
     return OK

@@ -9,6 +9,7 @@ from strata_copy.atomics cimport load_i32, store_i32
 from strata_copy.copier cimport copier_close, copier_link, copier_open, stand_on_device
 from strata_copy.cudart cimport Guard, clear, cudaErrorInvalidDevice, guard_leave, rt, stand_on
 from strata_copy.endings cimport free_all, sweep
+from strata_copy.flight cimport let_in_again
 from strata_copy.lanes cimport CLOSING, device_drain, guard_to_close, poison_all
 from strata_copy.on_thread cimport OnThread
 from strata_copy.system cimport pthread_mutex_lock, pthread_mutex_unlock
@@ -31,7 +32,12 @@ cdef int link_on_thread(CopierData *copier, int32_t source, int32_t target, bint
 cdef int close_on_thread(CopierData *copier, object ended) except -1:
     cdef Work work = Work()
     work.copier, work.ended = copier, ended
-    return work.run(work.close)
+    try:
+        return work.run(work.close)
+    except BaseException:
+        if not work.begun:      # there was no thread for it
+            let_in_again(copier)
+        raise
 
 
 cdef class Work(OnThread):
@@ -39,7 +45,7 @@ cdef class Work(OnThread):
     cdef const Opening *opening
     cdef object ended
     cdef int32_t source, target
-    cdef bint p2p
+    cdef bint p2p, begun
 
     def open(self):
         cdef Error closing
@@ -64,6 +70,7 @@ cdef class Work(OnThread):
                 copier_link(self.copier, self.source, self.target, self.p2p, &self.error)
 
     def close(self):
+        self.begun = True
         with nogil:
             stand_on_device(self.copier, FAILED, &self.error)
             end_all(self.copier)

@@ -91,7 +91,7 @@ def nanoseconds(name: str, seconds: float | None, none: str = "for as long as it
         raise TypeError(f"{name} is {seconds!r}; a number of seconds is needed, or None {none}")
     if not 0 <= seconds < 1 << 32:
         raise ValueError(f"{name} is {seconds}; may be 0 to 2^32 seconds, or None {none}")
-    return int(seconds * 1e9)
+    return int(float(seconds) * 1e9)
 
 
 def address(thing: Any) -> int:
@@ -116,11 +116,15 @@ def address(thing: Any) -> int:
 def array_interface(thing: Any) -> dict[str, Any] | None:
     """What an array says of its memory; None where it says nothing, and for a number of NumPy's, whose own memory is
     not meant."""
-    if isinstance(thing, numbers.Integral):
+    if isinstance(thing, numbers.Number):
         return None
     for interface in ("__cuda_array_interface__", "__array_interface__"):
-        if hasattr(thing, interface):
-            return dict(getattr(thing, interface))
+        try:
+            found = getattr(thing, interface, None)
+        except Exception:  # a tensor of PyTorch's has none where NumPy does not know its type, and raises KeyError
+            found = None
+        if found is not None:
+            return dict(found)
     return None
 
 

@@ -11,12 +11,14 @@ import numpy as np
 
 from libc.stdlib cimport free as c_free, malloc as c_malloc
 
+from strata_copy.atomics cimport load_i32
+from strata_copy.copier cimport the_tables
 from strata_copy.cudart cimport (
     STRATA_DEVICE_PROPERTIES_BYTES, cudaErrorNotReady, cudaEventDefault, cudaEventDisableTiming, cudaEvent_t, cudaGraph_t,
     cudaHostAllocMapped, cudaHostAllocPortable, cudaHostRegisterMapped, cudaHostRegisterPortable, cudaMemcpyDefault,
     cudaPointerAttributes, cudaStreamCaptureMode, cudaStreamCaptureStatus, cudaStreamNonBlocking, cudaStream_t, require_runtime, rt,
 )
-from strata_copy.copier cimport the_copier
+from strata_copy.lanes cimport CLOSED
 
 from strata_copy.cudart import RuntimeUnavailable, describe, function, open_runtime  # no-cython-lint: they belong here for users
 
@@ -49,7 +51,7 @@ def open(kind=None, **host_options):
     if host_options:
         if opened != "host":
             raise ValueError(f"{sorted(host_options)} belong to the host runtime; {opened} is open")
-        if the_copier() != NULL:
+        if load_i32(&the_tables().state) != CLOSED:
             raise RuntimeError("a copier is open: close it before the host runtime starts anew")
         from strata_copy import host_runtime
         host_runtime.configure(**host_options)

@@ -6,9 +6,13 @@ from strata_copy.abi cimport FAILED, OK, Error
 from strata_copy.atomics cimport add_i64
 from strata_copy.cudart cimport Guard, cudaErrorNotReady, cuda_failed, observed, published, rt
 from strata_copy.lanes cimport (
-    ALIGNMENT, IN_LANE, OUT_LANE, PAUSE, RING_PIECES, STAGE_BESIDE, STAGE_BUSY, STAGE_COPIED, STAGE_FILLING, STAGE_FREE, STAGE_HELPERS,
-    STAGE_IN, STAGE_LANE, STAGE_OUT, Budget, CopierData, DeviceLanes, Extent, Lane, Staging, copy_piece, cut, done_to, lane_record, spend,
+    ALIGNMENT, ENTRIES_IN_FLIGHT, IN_LANE, OUT_LANE, PAUSE, RING_PIECES, STAGE_BESIDE, STAGE_BUSY, STAGE_COPIED, STAGE_FILLING, STAGE_FREE,
+    STAGE_HELPERS, STAGE_IN, STAGE_LANE, STAGE_OUT, Budget, CopierData, DeviceLanes, Extent, Lane, Staging, copy_piece, cut, done_to,
+    lane_record, pending, spend,
 )
+
+cdef enum:
+    ENTRIES_OF_A_PIECE = 3      # its copy, and a change of streams
 
 
 cdef bint stage_take(DeviceLanes *device, uint64_t ticket, int32_t way) noexcept nogil:
@@ -124,6 +128,8 @@ cdef int stage_look(const CopierData *copier, DeviceLanes *device, int64_t *land
         if chunk.state == STAGE_COPIED:
             observed(chunk)
         if chunk.state == STAGE_COPIED and staging.way == STAGE_IN:
+            if pending(device.lanes[IN_LANE].entries) + ENTRIES_OF_A_PIECE * chunk.n >= ENTRIES_IN_FLIGHT:
+                break       # until some of them are done
             status = send(copier, device, chunk, guard, error)
         elif chunk.state == STAGE_COPIED:
             add_i64(landed, bytes_of(chunk))

@@ -39,8 +39,8 @@ cdef Course courses[MAX_DEVICES]    # of the submit that is under way, under the
 
 cdef enum:
     SHORT = 128             # entries that are queued as quickly as a chunk is copied
-    ENTRIES_OF_A_CHUNK = 3  # its copy, and the event and the wait of the change of streams
-    ENTRIES_OF_A_SLOT = 4   # of a ring: the wait for it, two copies where it cuts one in two, and the event behind them
+    ENTRIES_OF_A_CHUNK = 4  # two copies where it cuts one, and the event and the wait of the change of streams
+    ENTRIES_OF_A_SLOT = 6   # likewise of a ring's, with the wait for it and the event behind it
     MOST_ENTRIES = 1 << 20
 
 
@@ -181,9 +181,8 @@ cdef int measure(Submission *s) noexcept nogil:
             size //= PEER_CHUNKS        # as long as so many over PCIe
         if part.route != ROUTE_LOCAL:
             bytes[d] += size
-            entries[d] += ENTRIES_OF_A_CHUNK * size // s.copier.chunk
         if part.route == ROUTE_RING:        # which is emptied behind each layer
-            entries[d] += ENTRIES_OF_A_SLOT * (1 + size // s.copier.devices[d].ring.slot_bytes)
+            entries[d] += 2 * ENTRIES_OF_A_SLOT * (1 + size // s.copier.devices[d].ring.slot_bytes)     # rows may leave half of it empty
         elif part.route == ROUTE_RELAY:     # both hops count on one lane
             entries[d] += extents + 2 * ENTRIES_OF_A_SLOT
             relayed[d] += size
@@ -191,7 +190,9 @@ cdef int measure(Submission *s) noexcept nogil:
     room = relay_room(s.copier, s.copier.relays_in_flight + new_relays(s))
     s.waits = waits_of(s)
     for d in range(s.copier.n_devices):
-        entries[d] = min(entries[d] + s.waits + 2 * (ENTRIES_OF_A_SLOT + ENTRIES_OF_A_CHUNK) * relayed[d] // room, <int64_t>MOST_ENTRIES)
+        if bytes[d] > 0:
+            entries[d] += ENTRIES_OF_A_CHUNK * (1 + bytes[d] // s.copier.chunk) + 4 * ENTRIES_OF_A_SLOT * relayed[d] // room
+        entries[d] = min(entries[d] + s.waits, <int64_t>MOST_ENTRIES)
         s.chunks = max(s.chunks, bytes[d] // s.copier.chunk, entries[d] // SHORT)
     if s.devices == 0:          # a copy without bytes stands in line on one device
         s.devices = <uint32_t>1 << s.plan.parts[0].device_number
@@ -210,11 +211,12 @@ cdef int64_t extents_of(const Submission *s, int32_t i, const PartRoute *way) no
     cdef const Units *units = &s.copier.units[i]
     cdef const PlaceSpec *source = &way.source.places[i]
     cdef const PlaceSpec *target = &s.plan.target.places[i]
-    cdef int64_t runs = (1 + (units.sinks > 0) + (source.ring > 0) + (target.ring > 0) + (layout.patch_of[i] >= 0)
-                         + pieces_of(way.source, i, units) + pieces_of(s.plan.target, i, units))
+    cdef int64_t runs = (1 + (units.sinks > 0) + (source.ring > 0) + (target.ring > 0) + pieces_of(way.source, i, units)
+                         + pieces_of(s.plan.target, i, units))
+    cdef int64_t rep = max(part.rep, 1)
     cdef bint dense = source.stride == part.growth.unit_bytes and target.stride == part.growth.unit_bytes
     cdef bint pitched = max(source.rep_stride, target.rep_stride) <= s.copier.devices[way.device_number].max_pitch
-    return runs if dense and pitched else runs * max(part.rep, 1)
+    return (runs if dense and pitched else runs * rep) + (rep if layout.patch_of[i] >= 0 else 0)
 
 
 cdef int32_t waits_of(const Submission *s) noexcept nogil:
@@ -232,7 +234,7 @@ cdef int32_t waits_of(const Submission *s) noexcept nogil:
 cdef inline int64_t pieces_of(const StateData *state, int32_t part, const Units *units) noexcept nogil:
     """In which its units lie, where it is kept in chunks."""
     cdef const Runs *runs = state.runs[part] if state.runs != NULL else NULL
-    return 0 if runs == NULL else (units.end - units.first) // runs.chunk_units
+    return 0 if runs == NULL else 2 + (units.end - units.first + units.sinks) // runs.chunk_units
 
 
 cdef int32_t new_relays(const Submission *s) noexcept nogil:
@@ -264,7 +266,7 @@ cdef bint would_fill(const Submission *s, int32_t least) noexcept nogil:
         device = &s.copier.devices[d]
         if (s.devices >> d) & 1 and (fills(most_pending(device, s.lanes[d]), s.entries[d], least)
                                      or fills(most_ends(device, s.lanes[d]), LANES + s.waits, least)
-                                     or fills(pending(&device.hooks), hook_entries(s), least)):
+                                     or (s.request.hook != NULL and fills(pending(&device.hooks), hook_entries(s), least))):
             return True
     return False
 
@@ -274,7 +276,7 @@ cdef inline bint fills(int64_t held, int64_t more, int32_t least) noexcept nogil
 
 
 cdef inline int64_t hook_entries(const Submission *s) noexcept nogil:
-    return 0 if s.request.hook == NULL else s.plan.n_events + s.plan.target.layout.n_layers * (1 + WORK_OF_A_HOOK)
+    return s.waits + s.plan.n_events + s.plan.target.layout.n_layers * (1 + WORK_OF_A_HOOK)
 
 
 cdef bint comes_behind_fed(const Submission *s) noexcept nogil:
@@ -338,7 +340,7 @@ cdef void join_lanes(DeviceLanes *device, SlotDevice *share, uint64_t lanes) noe
     cdef int32_t n
     share.lanes, share.ended = lanes, 0
     share.end = 0
-    share.ends_upto = share.hooks_upto = share.hook_entries = 0
+    share.ends_upto = share.hooks_upto = 0
     while lanes != 0:
         n = next_lane(&lanes)
         device.lanes[n].tickets += 1

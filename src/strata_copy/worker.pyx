@@ -10,14 +10,14 @@ from strata_copy.abi cimport (
 from strata_copy.atomics cimport add_i64, load_i32, load_i64, store_i32
 from strata_copy.copier cimport the_tables
 from strata_copy.courses cimport (
-    STEP_BESIDE, STEP_ONE_WAY, course_begin, course_cut, course_go, course_room, course_tell, course_touch,
+    NO_WAY, STEP_BESIDE, STEP_ONE_WAY, course_begin, course_cut, course_go, course_room, course_tell, course_touch, course_waits,
 )
 from strata_copy.cudart cimport Guard, clear, cudaEvent_t, guard_enter, guard_leave, observed, outcome, published, rt
 from strata_copy.endings cimport QUEUING, cut_short, give_up, sweep
 from strata_copy.helpers cimport helpers_close, helpers_copy, helpers_open
 from strata_copy.hooks cimport in_hook, of_hook
 from strata_copy.lanes cimport (
-    CLOSED, ENTRIES_IN_FLIGHT, LANES, PAUSE, STAGE_HOST, STAGE_IN, STAGE_OUT, STAGING, Budget, CopierData, DeviceLanes, Slot, SlotDevice,
+    CLOSED, ENTRIES_IN_FLIGHT, LANES, PAUSE, STAGE_HOST, STAGE_IN, STAGE_OUT, STAGING, Budget, CopierData, DeviceLanes, Slot,
     StageChunk, device_index, guard_to_close, most_ends, most_pending, pending, poison_all, record, wait_event,
 )
 from strata_copy.layout cimport LayoutData
@@ -34,7 +34,7 @@ from strata_copy.worker_thread cimport LOOK_NS, WORK_AT_ONCE, thread_end, thread
 
 cdef enum:
     CALLS_OF_A_STEP = 64
-    ENTRIES_OF_A_STEP = 5 * CALLS_OF_A_STEP     # at most: a copy, a change of streams and a layer's event for each
+    ENTRIES_OF_A_STEP = 6 * CALLS_OF_A_STEP     # at most: a copy, a change of streams and a layer's event for each, or a hook's work
     CALLS_AHEAD = 256
 
 cdef Job jobs[MAX_JOBS]
@@ -296,7 +296,7 @@ cdef int fill_window(Job *job, Leg *leg, bint begins, bint beside, const Guard *
     cdef Budget budget
     cdef int status = OK
     leg.course.units = job.units        # a plan that was made since may have moved them
-    if beside:
+    if beside and has_room(leg):
         status = give_beside(job, leg, guard, error)
     while (status == OK and not leg.course.ended and window.n < MAX_MARKERS and window.calls_ahead < CALLS_AHEAD
            and has_room(leg)):
@@ -311,20 +311,18 @@ cdef int fill_window(Job *job, Leg *leg, bint begins, bint beside, const Guard *
             break               # it waits for helpers, or for staging that another ticket has
         if status == OK and budget.calls < CALLS_OF_A_STEP:
             job.slot.queued_bytes += most - budget.bytes
-            if leg.course.only >= LANES:        # staging counts by itself
+            if leg.course.only >= LANES or leg.course.only == NO_WAY:       # staging counts by itself, and hooks do
                 continue
             status = leg_mark(leg, most - budget.bytes, most, CALLS_OF_A_STEP - budget.calls, guard, error)
     return status
 
 
 cdef bint has_room(const Leg *leg) noexcept nogil:
-    """For a step on every stream that it may use. Of the hook's stream the ticket's own entries do not count: none would come off before it
-    ends."""
+    """For a step on every stream that it may use, and for what it waits for where it has not begun on one."""
     cdef const DeviceLanes *device = leg.course.device
-    cdef const SlotDevice *share = leg.course.share
-    return (max(most_pending(device, share.lanes), most_ends(device, share.lanes),
-                pending(&device.hooks) - share.hook_entries if leg.course.request.hook != NULL else 0)
-            + ENTRIES_OF_A_STEP <= ENTRIES_IN_FLIGHT)
+    cdef uint64_t lanes = leg.course.share.lanes
+    return (max(most_pending(device, lanes), most_ends(device, lanes), pending(&device.hooks) if leg.course.request.hook != NULL else 0)
+            + (course_waits(&leg.course) if lanes & ~leg.course.used or lanes == 0 else 0) + ENTRIES_OF_A_STEP <= ENTRIES_IN_FLIGHT)
 
 
 cdef int give_beside(Job *job, Leg *leg, const Guard *guard, Error *error) noexcept nogil:
@@ -354,7 +352,7 @@ cdef int cut(CopierData *copier, Job *job, const Guard *guard, Error *error) noe
         if status == OK and slot.devices[d].used and not job.legs[d].course.ended:
             if not job.started:         # what the request waits for does not matter any more
                 job.legs[d].course.gate = NULL
-            status = course_cut(&job.legs[d].course, guard, error)
+            status = course_cut(&job.legs[d].course, guard, error) if has_room(&job.legs[d]) else PAUSE
     if status == OK:
         store_i32(&slot.status, AGAIN)
     return OK if status == PAUSE else status
