@@ -40,7 +40,7 @@ cdef Course courses[MAX_DEVICES]    # of the submit that is under way, under the
 cdef enum:
     SHORT = 128             # entries that are queued as quickly as a chunk is copied
     ENTRIES_OF_A_CHUNK = 4  # two copies where it cuts one, and the event and the wait of the change of streams
-    ENTRIES_OF_A_SLOT = 6   # likewise of a ring's, with the wait for it and the event behind it
+    ENTRIES_OF_A_SLOT = 6   # of a ring: waits, events, copies cut in two, and where it is a chunk a change of streams
     MOST_ENTRIES = 1 << 20
 
 
@@ -154,13 +154,14 @@ cdef int measure(Submission *s) noexcept nogil:
     cdef const LayoutData *layout = s.plan.target.layout
     cdef int64_t bytes[MAX_DEVICES]
     cdef int64_t relayed[MAX_DEVICES]
+    cdef int64_t ringed[MAX_DEVICES]
     cdef int64_t *entries = s.entries
     cdef const PartRoute *part
     cdef const Units *units
     cdef int64_t size, room, extents
     cdef int32_t i, d
     for d in range(s.copier.n_devices):
-        bytes[d] = relayed[d] = 0
+        bytes[d] = relayed[d] = ringed[d] = 0
     for i in range(layout.n_parts):
         units = &s.copier.units[i]
         part = &s.plan.parts[i]
@@ -181,17 +182,21 @@ cdef int measure(Submission *s) noexcept nogil:
             size //= PEER_CHUNKS        # as long as so many over PCIe
         if part.route != ROUTE_LOCAL:
             bytes[d] += size
-        if part.route == ROUTE_RING:        # which is emptied behind each layer
-            entries[d] += 2 * ENTRIES_OF_A_SLOT * (1 + size // s.copier.devices[d].ring.slot_bytes)     # rows may leave half of it empty
-        elif part.route == ROUTE_RELAY:     # both hops count on one lane
-            entries[d] += extents + 2 * ENTRIES_OF_A_SLOT
-            relayed[d] += size
+        if part.route == ROUTE_RING:
+            ringed[d] += size if layout.parts[i].rep == 1 else 2 * size     # long rows may leave half a slot empty
+        elif part.route == ROUTE_RELAY:
+            relayed[d] += size if layout.parts[i].rep == 1 else 2 * size
+            entries[d] += extents           # both hops count on one lane
             s.relays[d] |= <uint32_t>1 << part.other_number
     room = relay_room(s.copier, s.copier.relays_in_flight + new_relays(s))
     s.waits = waits_of(s)
     for d in range(s.copier.n_devices):
         if bytes[d] > 0:
-            entries[d] += ENTRIES_OF_A_CHUNK * (1 + bytes[d] // s.copier.chunk) + 4 * ENTRIES_OF_A_SLOT * relayed[d] // room
+            entries[d] += ENTRIES_OF_A_CHUNK * (1 + bytes[d] // s.copier.chunk)
+        if ringed[d] > 0:       # a ring is emptied behind each layer
+            entries[d] += ENTRIES_OF_A_SLOT * (layout.n_layers + ringed[d] // s.copier.devices[d].ring.slot_bytes)
+        if relayed[d] > 0:
+            entries[d] += ENTRIES_OF_A_SLOT * (layout.n_layers + relayed[d] // room)
         entries[d] = min(entries[d] + s.waits, <int64_t>MOST_ENTRIES)
         s.chunks = max(s.chunks, bytes[d] // s.copier.chunk, entries[d] // SHORT)
     if s.devices == 0:          # a copy without bytes stands in line on one device
