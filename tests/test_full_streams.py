@@ -256,6 +256,23 @@ def test_what_refused_submits_have_on_lanes_holds_nobody_up():
     assert host_runtime.fullest() < QUEUE_DEPTH
 
 
+def test_a_look_at_a_hooks_work_that_fails_ends_the_ticket():
+    """Its layers have no bytes: what the worker asks CUDA for is the hook's work alone."""
+    host_runtime.configure(devices=1)
+    layout, hook = layout_of(250), Hook()
+    a, b = memory(layout, 1, "device"), memory(layout, 2, "device")
+    with sc.Copier(tickets=8, layer_events=512) as copier:
+        plan = copier.plan(a.state, b.state)
+        host_runtime.fail("cudaEventQuery", 1, INVALID_VALUE)
+        ticket = plan.submit((0,), after=SYNCED, feed=True, **hook.how)
+        while not ticket.done:
+            time.sleep(0.001)  # asks nothing of CUDA
+        assert (type(ticket.error), ticket.error.call) == (sc.Refused, "cudaEventQuery")
+        assert plan.submit(UPTO, after=SYNCED, feed=True, **hook.how).sync(timeout=30)
+    assert differences(b, after_copy(a, b, UPTO)) == []
+    assert hook.errors == []
+
+
 def test_hooks_that_refuse_leave_no_room_taken_of_their_stream():
     """It stands behind what the request waits for as the first layer has no bytes."""
     host_runtime.configure(devices=1)

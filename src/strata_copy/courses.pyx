@@ -506,12 +506,10 @@ cdef int open_lane(Course *course, int32_t n, Lane *lane) noexcept nogil:
 
 cdef int32_t course_waits(const Course *course) noexcept nogil:
     cdef const Slot *earlier
-    cdef int32_t i, d, waits = 1
+    cdef int32_t i, d, waits = course.gate != NULL
     for i in range(course.copier.n_slots):
-        earlier = &course.copier.slots[i]
-        if not (course.slot.depends[i >> 6] >> (i & 63)) & 1 or not 0 < earlier.ticket < course.slot.ticket:
-            continue
-        for d in range(course.copier.n_devices):
+        earlier = waited_for(course, i)
+        for d in range(course.copier.n_devices if earlier != NULL else 0):
             waits += earlier.devices[d].used
     return waits
 
@@ -533,16 +531,20 @@ cdef int wait_before(Course *course, cudaStream_t stream, Entries *entries) noex
         if status == OK:
             status = wait_event(course.device, stream, event, entries, course.guard, course.error)
     for i in range(course.copier.n_slots):
-        if not (course.slot.depends[i >> 6] >> (i & 63)) & 1:
-            continue
-        earlier = &course.copier.slots[i]
-        # Where the slot is free or a later ticket's, the earlier one has ended; where it ended badly, its lanes are quiet.
-        if not 0 < earlier.ticket < course.slot.ticket or load_i32(&earlier.status) < OK:
-            continue
-        for d in range(course.copier.n_devices):
+        earlier = waited_for(course, i)
+        for d in range(course.copier.n_devices if earlier != NULL else 0):
             if status == OK and earlier.devices[d].used:
                 status = wait_event(course.device, stream, earlier.devices[d].done, entries, course.guard, course.error)
     return status
+
+
+cdef inline const Slot *waited_for(const Course *course, int32_t i) noexcept nogil:
+    """The earlier ticket in a slot that this one comes behind, or NULL. Where the slot is free or a later ticket's, that one has ended;
+    where it ended badly, its lanes are quiet."""
+    cdef const Slot *earlier = &course.copier.slots[i]
+    if not (course.slot.depends[i >> 6] >> (i & 63)) & 1 or not 0 < earlier.ticket < course.slot.ticket:
+        return NULL
+    return earlier if load_i32(&earlier.status) >= OK else NULL
 
 
 cdef int take_extent(void *sink, const Extent *extent) noexcept nogil:

@@ -1,6 +1,6 @@
 """Flight: all tickets that have not ended, seen from outside and waited for, as a copier closes or the interpreter ends."""
 
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, uint64_t
 
 from strata_copy.lanes cimport CopierData
 

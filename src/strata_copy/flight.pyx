@@ -44,7 +44,7 @@ cdef bint wait_for_flight(CopierData *copier) except? False:
                 if flying != 0:
                     tickets_look(copier)        # for a device may have ended, and nobody else asks
                     if not ran_something():
-                        nap(LOOK_NS)
+                        nap(LOOK_NS)            # what is in flight lands without us
             PyErr_CheckSignals()
     except BaseException:
         let_in_again(copier)
@@ -60,7 +60,7 @@ cdef int32_t wait_while_it_lands(CopierData *copier, double seconds) except? -1:
         with nogil:
             flying = in_flight(copier, &landed)
             if flying != 0 and not ran_something():
-                nap(LOOK_NS)
+                nap(LOOK_NS)                    # likewise
         if flying >= 0 and (flying, landed) != seen:
             seen, since = (flying, landed), time.monotonic()
         if flying == 0 or time.monotonic() - since > seconds:
